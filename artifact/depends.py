@@ -1,0 +1,61 @@
+"""What a cell depended on, as hashes: a cell is reused only while none of it changed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+# Sources that decide what a cell measures. Views, verbs and table templates are left out: editing them must not cost a re-run.
+MEASURING = (
+    "artifact/*.py",
+    "artifact/projection/*.py",
+    "artifact/kv/*.py",
+    "kernels/**/*.py",
+)
+NOT_MEASURING = frozenset({"cli.py", "predict.py", "claim.py", "verify.py", "campaign.py", "records.py", "samples.py", "system.py"})
+_file_hashes: dict[tuple[str, int, int], str] = {}
+
+
+def sources_hash(claim_source: Path, root: Path = ROOT, models: Iterable[Path] = ()) -> str:
+    """SHA-256 over a claim's file, the measuring sources and the model and text files, by name and content."""
+    digest = hashlib.sha256()
+    paths = {p for pattern in MEASURING for p in root.glob(pattern) if p.name not in NOT_MEASURING}
+    for path in sorted(paths):
+        _feed(digest, path.relative_to(root).as_posix(), path)
+    _feed(digest, f"claims/{claim_source.name}", claim_source)
+    for path in models:
+        for part in model_files(path):
+            _feed(digest, f"input/{part.name}", part)
+    return digest.hexdigest()
+
+
+def cell_hash(sources: str, task: str, params: Mapping[str, Any], profile: Mapping[str, Any]) -> str:
+    """SHA-256 over the sources, the task and everything that it is given."""
+    text = json.dumps([sources, task, params, profile], sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def model_files(path: Path) -> list[Path]:
+    """The files of a model that decide its output: the file itself, or a directory's weights, configuration and tokenizer."""
+    if path.is_file():
+        return [path]
+    patterns = ("*.safetensors", "*.gguf", "*.json", "*.model", "*.txt")
+    return sorted({part for pattern in patterns for part in path.glob(pattern) if part.is_file()})
+
+
+def file_hash(path: Path) -> str:
+    """SHA-256 of a file, computed once per size and modification time."""
+    status = path.stat()
+    key = (str(path), status.st_size, status.st_mtime_ns)
+    if key not in _file_hashes:
+        with path.open("rb") as file:
+            _file_hashes[key] = hashlib.file_digest(file, "sha256").hexdigest()
+    return _file_hashes[key]
+
+
+def _feed(digest: Any, name: str, path: Path) -> None:
+    digest.update(f"{name}\0{file_hash(path)}\n".encode())

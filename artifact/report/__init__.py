@@ -1,0 +1,1 @@
+"""Views of a finished run: console card, HTML, standard formats."""

@@ -1,0 +1,1 @@
+"""One claim per file: what the paper says, what is measured, the predicates with their regions and reasons."""
