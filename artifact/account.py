@@ -1,8 +1,8 @@
 """The byte account of a decode step: traffic, the crossover of two savings, speedup bounds and the latency crossing.
 
 Pure arithmetic on dimensions and keep ratios (paper section 3); imports no torch and knows no kernel. Lengths are in
-tokens; one sequence decodes unless `batch` says otherwise. The step reads the projections, the output head (also when tied)
-and the cache; the embedding row, the norms and the activations are not counted.
+tokens; one sequence decodes unless `batch` says otherwise. The step reads the projections, the output head (also when
+tied) and the cache; the embedding row, the norms and the activations are not counted.
 
     B_total(n) = L P s_w + vocab hidden s_w + L 2 kv_heads head_dim s_kv n
 """

@@ -1,7 +1,7 @@
-"""Effective KV keep ratios: what a method reads of the cache over what a dense step reads, one r_kv for the byte account.
+"""Effective KV keep ratios: what a method reads of the cache over what a dense step reads, for the byte account.
 
-A method that keeps whole entries has its ratio by construction. Others store masks, signs, statistics or page summaries,
-and those are bytes a step reads, so they count.
+A method that keeps whole entries has its ratio by construction. Others store masks, signs, statistics or page
+summaries, and those are bytes a step reads, so they count.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ def pruned_key_bytes(
     """Bytes of one key vector of which `kept` of `head_dim` channels are stored (ThinK, SparK).
 
     A per-token mask costs one bit per channel, a sign one bit per pruned channel, each statistic for the recovery of
-    pruned channels one element. With 26 of 128 channels, mask, signs and two statistics: 52 + 16 + 13 + 4 = 85 of 256 bytes.
+    pruned channels one element. With 26 of 128 channels, mask, signs and two statistics: 52 + 16 + 13 + 4 = 85 of 256.
     """
     count("head_dim", head_dim, 1)
     count("kept channels", kept, 0)
