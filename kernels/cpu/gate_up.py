@@ -1,0 +1,96 @@
+"""Fused gate and up projections with SiLU, dense (output-major) and sparse (input-major).
+
+A thread owns a range of the intermediate channels and computes gate and up for it, so the product needs no second pass and no
+second launch.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import numba
+import numpy as np
+import torch
+
+from kernels import Launch
+from kernels.cpu.common import FASTMATH, array, divide, exp32
+from kernels.cpu.sparse_gemv import accumulate, select
+from kernels.selection import Selection
+
+
+@numba.njit(fastmath={"contract"}, cache=True)
+def _silu_product(gate, up, act, low, high):  # type: ignore[no-untyped-def]
+    for n in range(low, high):
+        g = gate[n]
+        act[n] = g / (np.float32(1) + exp32(-g)) * up[n]
+
+
+@numba.njit(parallel=True, fastmath=FASTMATH, cache=True)
+def _dense(x, w, gate, up, act, parts):  # type: ignore[no-untyped-def]
+    depth, width = x.shape[0], act.shape[0]
+    for p in numba.prange(parts.shape[0]):
+        low, high = parts[p, 0], parts[p, 1]
+        full = low + (high - low) // 2 * 2
+        for n in range(low, full, 2):
+            g0, g1, u0, u1 = np.float32(0), np.float32(0), np.float32(0), np.float32(0)
+            for k in range(depth):
+                xk = x[k]
+                g0 += w[n, k] * xk
+                g1 += w[n + 1, k] * xk
+                u0 += w[width + n, k] * xk
+                u1 += w[width + n + 1, k] * xk
+            gate[n], gate[n + 1], up[n], up[n + 1] = g0, g1, u0, u1
+        for n in range(full, high):
+            g0, u0 = np.float32(0), np.float32(0)
+            for k in range(depth):
+                g0 += w[n, k] * x[k]
+                u0 += w[width + n, k] * x[k]
+            gate[n], up[n] = g0, u0
+        _silu_product(gate, up, act, low, high)
+
+
+@numba.njit(parallel=True, fastmath=FASTMATH, cache=True)
+def _sparse(x, w, thresholds, gate_up, act, kept, parts):  # type: ignore[no-untyped-def]
+    depth, width = x.shape[0], act.shape[0]
+    for p in numba.prange(parts.shape[0]):
+        low, high = parts[p, 0], parts[p, 1]
+        index = np.empty(depth + 1, dtype=np.int64)
+        value = np.empty(depth + 1, dtype=np.float32)
+        count = select(x, thresholds[0], index, value)
+        if low == 0:
+            kept[0] = count
+        accumulate(index, value, count, w, low, high, gate_up)
+        if thresholds[1] != thresholds[0]:
+            count = select(x, thresholds[1], index, value)
+        if low == 0:
+            kept[1] = count
+        accumulate(index, value, count, w, width + low, width + high, gate_up)
+        _silu_product(gate_up[:width], gate_up[width:], act, low, high)
+
+
+def _parts(width: int) -> np.ndarray:
+    return np.array(divide(width, numba.get_num_threads()), dtype=np.int64)
+
+
+def bind(x: torch.Tensor, w: torch.Tensor, act: torch.Tensor, select_next: Selection | None = None) -> Launch:
+    """Bind the dense form; `select_next` is ignored, the CPU's next projection selects for itself."""
+    width = act.shape[0]
+    gate, up = np.empty(width, dtype=np.float32), np.empty(width, dtype=np.float32)
+    return functools.partial(_dense, array("x", x), array("w", w), gate, up, array("act", act), _parts(width))
+
+
+def bind_sparse(
+    x: torch.Tensor, w_in: torch.Tensor, act: torch.Tensor, selection: Selection, select_next: Selection | None = None
+) -> Launch:
+    """Bind the thresholded form; `select_next` is ignored, the CPU's next projection selects for itself."""
+    width = act.shape[0]
+    return functools.partial(
+        _sparse,
+        array("x", x),
+        array("w_in", w_in),
+        array("thresholds", selection.thresholds),
+        np.empty(2 * width, dtype=np.float32),
+        array("act", act),
+        array("kept", selection.kept, torch.int32),
+        _parts(width),
+    )

@@ -1,0 +1,47 @@
+"""Dense GEMV on output-major weights: four rows at a time, so that one thread keeps four read streams in flight.
+
+Measured on a 2-core Xeon with 540 MB of weights: 4 streams read 1.1 to 1.3x as fast as one.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import numba
+import numpy as np
+import torch
+
+from kernels import Launch
+from kernels.cpu.common import FASTMATH, array, divide
+
+
+@numba.njit(parallel=True, fastmath=FASTMATH, cache=True)
+def _gemv(x, w, bias, y, parts):  # type: ignore[no-untyped-def]
+    depth = x.shape[0]
+    for p in numba.prange(parts.shape[0]):
+        low, high = parts[p, 0], parts[p, 1]
+        full = low + (high - low) // 4 * 4
+        for n in range(low, full, 4):
+            s0, s1, s2, s3 = np.float32(0), np.float32(0), np.float32(0), np.float32(0)
+            for k in range(depth):
+                xk = x[k]
+                s0 += w[n, k] * xk
+                s1 += w[n + 1, k] * xk
+                s2 += w[n + 2, k] * xk
+                s3 += w[n + 3, k] * xk
+            y[n], y[n + 1], y[n + 2], y[n + 3] = s0, s1, s2, s3
+        for n in range(full, high):
+            s0 = np.float32(0)
+            for k in range(depth):
+                s0 += w[n, k] * x[k]
+            y[n] = s0
+        if bias.shape[0] > 0:
+            for n in range(low, high):
+                y[n] += bias[n]
+
+
+def bind(x: torch.Tensor, w: torch.Tensor, y: torch.Tensor, bias: torch.Tensor | None = None) -> Launch:
+    """Bind y = w x + bias; shapes are checked by `kernels.gemv.bind`."""
+    parts = np.array(divide(w.shape[0], numba.get_num_threads()), dtype=np.int64)
+    bias_array = np.zeros(0, dtype=np.float32) if bias is None else array("bias", bias)
+    return functools.partial(_gemv, array("x", x), array("w", w), bias_array, array("y", y), parts)

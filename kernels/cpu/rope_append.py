@@ -1,0 +1,104 @@
+"""Rotary embedding and cache append on one thread: a thousand floats per layer."""
+
+from __future__ import annotations
+
+import functools
+
+import numba
+import numpy as np
+import torch
+
+from kernels import Launch
+from kernels.cpu.common import FASTMATH, array
+from kernels.rope_append import Packed
+
+
+@numba.njit(fastmath=FASTMATH, cache=True)
+def _head(source, weight, eps, cos, sin, out):  # type: ignore[no-untyped-def]
+    """Optionally normalise one head, rotate it by halves, write it to out."""
+    dim = source.shape[0]
+    half = dim // 2
+    factor = np.float32(1)
+    if weight.shape[0] > 0:
+        squares = np.float32(0)
+        for i in range(dim):
+            squares += source[i] * source[i]
+        factor = np.float32(1) / np.sqrt(squares / np.float32(dim) + eps)
+    for i in range(half):
+        a, b = source[i] * factor, source[i + half] * factor
+        if weight.shape[0] > 0:
+            a, b = a * weight[i], b * weight[i + half]
+        out[i] = a * cos[i] - b * sin[i]
+        out[i + half] = b * cos[i] + a * sin[i]
+
+
+@numba.njit(cache=True)
+def _rope_append(  # type: ignore[no-untyped-def]
+    qkv,
+    inv_freq,
+    scaling,
+    position,
+    query,
+    keys,
+    values,
+    packed,
+    packed_keys,
+    packed_values,
+    lengths,
+    q_norm,
+    k_norm,
+    eps,
+):
+    heads, dim = query.shape
+    kv_heads = keys.shape[0]
+    where = position[0]
+    cos = np.empty(dim // 2, dtype=np.float32)
+    sin = np.empty(dim // 2, dtype=np.float32)
+    for i in range(dim // 2):
+        angle = np.float32(where) * inv_freq[i]
+        cos[i] = np.float32(np.cos(angle)) * scaling
+        sin[i] = np.float32(np.sin(angle)) * scaling
+    for h in range(heads):
+        _head(qkv[h * dim : (h + 1) * dim], q_norm, eps, cos, sin, query[h])
+    for h in range(kv_heads):
+        start = (heads + h) * dim
+        _head(qkv[start : start + dim], k_norm, eps, cos, sin, keys[h, where])
+        value = qkv[start + kv_heads * dim : start + (kv_heads + 1) * dim]
+        values[h, where] = value
+        if packed:
+            packed_keys[h, lengths[h]] = keys[h, where]
+            packed_values[h, lengths[h]] = value
+
+
+def bind(
+    qkv: torch.Tensor,
+    inv_freq: torch.Tensor,
+    position: torch.Tensor,
+    query: torch.Tensor,
+    full: tuple[torch.Tensor, torch.Tensor],
+    packed: Packed | None,
+    q_norm: torch.Tensor | None,
+    k_norm: torch.Tensor | None,
+    eps: float,
+    scaling: float,
+) -> Launch:
+    """Bind rotation and append; shapes are checked by `kernels.rope_append.bind`."""
+    none = np.zeros(0, dtype=np.float32)
+    keys, values = array("keys", full[0]), array("values", full[1])
+    return functools.partial(
+        _rope_append,
+        array("qkv", qkv),
+        array("inv_freq", inv_freq),
+        np.float32(scaling),
+        array("position", position, torch.int32),
+        array("query", query),
+        keys,
+        values,
+        packed is not None,
+        keys if packed is None else array("packed keys", packed[0]),
+        values if packed is None else array("packed values", packed[1]),
+        np.zeros(keys.shape[0], dtype=np.int32) if packed is None else array("lengths", packed[2], torch.int32),
+        none if q_norm is None else array("q_norm", q_norm),
+        none if k_norm is None else array("k_norm", k_norm),
+        np.float32(eps),
+    )
