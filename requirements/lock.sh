@@ -1,0 +1,11 @@
+#!/usr/bin/env bash
+# Writes run.txt, test.txt, lint.txt and torch-cuda.txt from the .in files: one lock for every platform, with hashes.
+# Usage: requirements/lock.sh          (needs `uv` on PATH; torch-cpu.txt is kept by hand, its index serves no other set)
+set -euo pipefail
+cd "$(dirname "$0")"
+compile() { uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-annotate "$@"; }
+compile run.in -o run.txt
+compile -c run.txt test.in -o test.txt
+compile -c run.txt lint.in -o lint.txt
+echo "torch==2.13.0" | compile -c run.txt - -o torch-cuda.txt
+if grep -nE '://|^ *(-|/)[^ -]' ./*.txt; then echo "a lock names an index or a path" >&2; exit 1; fi
