@@ -1,6 +1,6 @@
 """Model dimensions: a published model by name, or the config.json of a checkpoint. Knows no weights, imports no torch.
 
-    artifact predict Llama-3.1-8B          artifact predict path/to/config.json
+artifact predict Llama-3.1-8B          artifact predict path/to/config.json
 """
 
 from __future__ import annotations
@@ -178,8 +178,10 @@ def known_shape(name: str) -> Shape:
         if candidate in KNOWN:
             return KNOWN[candidate]
     near = difflib.get_close_matches(plain, KNOWN, n=3, cutoff=0.5)
-    hint = f"did you mean {' or '.join(KNOWN[key].name for key in near)}?" if near else (
-        f"known are {', '.join(shape.name for shape in KNOWN.values())}"
+    hint = (
+        f"did you mean {' or '.join(KNOWN[key].name for key in near)}?"
+        if near
+        else (f"known are {', '.join(shape.name for shape in KNOWN.values())}")
     )
     raise UserError(f"no model is known as {_short(name)}; {hint} A config.json or a checkpoint directory works too")
 

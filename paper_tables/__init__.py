@@ -1,0 +1,1 @@
+"""The tables of the papers as LaTeX: templates, transcribed figures, and the code that fills them from records."""
