@@ -48,7 +48,7 @@ sys.exit(not (locked and (3, 11) <= sys.version_info[:2] <= (3, 14)))'
 }
 
 install_torch() {
-  local log; log=$(mktemp); trap 'rm -f "$log"' RETURN
+  local log=$venv/.torch.log
   if [ "$torch" = cpu ]; then
     if pip install --quiet --no-deps --require-hashes -r requirements/torch-cpu.txt >"$log" 2>&1; then return; fi
     stop_on_hash_mismatch "$log"
