@@ -5,8 +5,8 @@ A claim file defines `CLAIM`, `measure(run)` and `judge(rows, profile)` and ends
     if __name__ == "__main__":
         raise SystemExit(run_as_script(__file__))
 
-so that `python claims/NAME.py --quick` works alone, from any directory; the line `sys.path.insert(0, ...)` above its imports
-makes that possible without an installation. Verification itself is in `artifact.verify`.
+so that `python claims/NAME.py --quick` works alone, from any directory; the line `sys.path.insert(0, ...)` above its
+imports makes that possible without an installation. Verification itself is in `artifact.verify`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,19 @@ from artifact.stats import Interval, Region, Verdict, judge
 if TYPE_CHECKING:
     from artifact.records import Run
 
-__all__ = ["Claim", "Finding", "Interval", "NotRun", "Predicate", "Region", "Verdict", "find", "load", "names", "not_run"]
+__all__ = [
+    "Claim",
+    "Finding",
+    "Interval",
+    "NotRun",
+    "Predicate",
+    "Region",
+    "Verdict",
+    "find",
+    "load",
+    "names",
+    "not_run",
+]
 
 ROOT = Path(__file__).resolve().parent.parent
 PAPERS = ("crossover", "sats", "catekv", "spark")
@@ -118,7 +130,10 @@ def names() -> list[str]:
 
 
 def load(name: str) -> ClaimModule:
-    """Import one claim by name. UserError for a name that no file has; TypeError for a file that breaks the contract."""
+    """Import one claim by name.
+
+    UserError for a name that no file has; TypeError for a file that breaks the contract.
+    """
     known = names()
     if name not in known:
         raise UserError(f"no claim is called {name!r}; `artifact list` shows them: {', '.join(known) or 'none'}")

@@ -4,19 +4,27 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from artifact.embedded import data_folder
+
 ROOT = Path(__file__).resolve().parent.parent
-# Sources that decide what a cell measures. Views, verbs and table templates are left out: editing them must not cost a re-run.
+# Sources that decide what a cell measures. Views, verbs and table templates are left out: editing them must not cost
+# a re-run.
 MEASURING = (
     "artifact/*.py",
     "artifact/projection/*.py",
     "artifact/kv/*.py",
+    "claims/_*.py",
     "kernels/**/*.py",
 )
-NOT_MEASURING = frozenset({"cli.py", "predict.py", "claim.py", "verify.py", "campaign.py", "records.py", "samples.py", "system.py"})
+_VIEWS = ("campaign", "claim", "cli", "console", "depends", "errors", "portable", "predict")
+_RECORDS = ("records", "samples", "stats", "system", "verify")
+NOT_MEASURING = frozenset(f"{stem}.py" for stem in (*_VIEWS, *_RECORDS))
+LARGE_BYTES = 256 << 20
 _file_hashes: dict[tuple[str, int, int], str] = {}
 
 
@@ -40,7 +48,10 @@ def cell_hash(sources: str, task: str, params: Mapping[str, Any], profile: Mappi
 
 
 def model_files(path: Path) -> list[Path]:
-    """The files of a model that decide its output: the file itself, or a directory's weights, configuration and tokenizer."""
+    """The files of a model that decide its output:
+
+    the file itself, or a directory's weights, configuration and tokenizer.
+    """
     if path.is_file():
         return [path]
     patterns = ("*.safetensors", "*.gguf", "*.json", "*.model", "*.txt")
@@ -48,13 +59,33 @@ def model_files(path: Path) -> list[Path]:
 
 
 def file_hash(path: Path) -> str:
-    """SHA-256 of a file, computed once per size and modification time."""
+    """SHA-256 of a file, computed once per size and modification time; that of a large file is kept on disk."""
     status = path.stat()
     key = (str(path), status.st_size, status.st_mtime_ns)
     if key not in _file_hashes:
+        kept = _kept_hash(key) if status.st_size >= LARGE_BYTES else None
+        if kept is not None and kept.exists():
+            _file_hashes[key] = kept.read_text()
+            return _file_hashes[key]
         with path.open("rb") as file:
             _file_hashes[key] = hashlib.file_digest(file, "sha256").hexdigest()
+        if kept is not None:
+            _keep(kept, _file_hashes[key])
     return _file_hashes[key]
+
+
+def _kept_hash(key: tuple[str, int, int]) -> Path:
+    return data_folder() / "hashes" / hashlib.sha256(repr(key).encode()).hexdigest()[:32]
+
+
+def _keep(file: Path, value: str) -> None:
+    scratch = file.with_suffix(f".{os.getpid()}")
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        scratch.write_text(value)
+        os.replace(scratch, file)
+    except OSError:
+        scratch.unlink(missing_ok=True)  # a read-only data folder: the file is hashed again next time
 
 
 def _feed(digest: Any, name: str, path: Path) -> None:

@@ -1,12 +1,17 @@
-"""The three sizes at which every claim runs, and how one is chosen on this machine. Imports torch only to confirm a GPU."""
+"""The three sizes at which every claim runs, and how one is chosen on this machine.
+
+Imports torch only to confirm a GPU.
+"""
 
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal
 
+from artifact import embedded
 from artifact.errors import UserError
 
 Device = Literal["cpu", "cuda"]
@@ -16,8 +21,8 @@ Device = Literal["cpu", "cuda"]
 class Profile:
     """What a claim runs on.
 
-    `model` is a path (Hugging Face directory or GGUF file) or a name that `artifact.shapes` knows; `text` is a file or None for
-    the default text; `threads` is the number of CPU threads of a worker.
+    `model` is a path (Hugging Face directory or GGUF file) or a name that `artifact.shapes` knows; `text` is a file
+    or None for the default text; `threads` is the number of CPU threads of a worker.
     """
 
     name: str
@@ -29,7 +34,6 @@ class Profile:
 
 
 NAMES = ("embedded", "gpu", "paper")
-EMBEDDED_MODEL = "smollm2-135m"
 PAPER_MODEL = "llama-3.1-8b"
 
 
@@ -40,17 +44,45 @@ def choose(name: str | None = None, model: str | None = None, text: str | None =
     if name not in NAMES:
         raise UserError(f"no profile is called {name!r}; choose one of {', '.join(NAMES)}")
     if name == "gpu" and not cuda:
-        raise UserError("profile 'gpu' needs a CUDA GPU and torch sees none; run `artifact doctor`, or use --profile embedded")
+        raise UserError(
+            "profile 'gpu' needs a CUDA GPU and torch sees none; run `artifact doctor`, or use --profile embedded"
+        )
     if name == "paper" and model is None:
         raise UserError("profile 'paper' needs the checkpoint; add --model DIRECTORY")
     device: Device = "cuda" if cuda and name != "embedded" else "cpu"
-    default = EMBEDDED_MODEL if name == "embedded" else PAPER_MODEL
+    default = str(embedded.model_file()) if name == "embedded" else PAPER_MODEL
     profile = Profile(name, default, device, "float16" if device == "cuda" else "float32", None, thread_count())
     if model is not None:
         profile = replace(profile, model=_existing(model, "--model"))
     if text is not None:
         profile = replace(profile, text=_existing(text, "--text"))
     return profile
+
+
+def to_record(profile: Profile) -> dict[str, str | int | None]:
+    """The profile as a run folder keeps it: files by name only."""
+    text = None if profile.text is None else Path(profile.text).name
+    return {**asdict(profile), "model": Path(profile.model).name, "text": text}
+
+
+def from_record(record: Mapping[str, object]) -> Profile:
+    """The profile of a stored run. UserError when the record is not one."""
+    try:
+        name, model, dtype = (str(record[key]) for key in ("name", "model", "dtype"))
+        text, threads, device = record["text"], record["threads"], record["device"]
+    except KeyError as error:
+        raise UserError(f"the profile in run.json lacks {error}; it was not written by this artifact") from None
+    if not isinstance(threads, int) or not isinstance(text, str | None) or device not in ("cpu", "cuda"):
+        raise UserError("the profile in run.json is damaged; restore it or make a new run")
+    return Profile(name, model, "cuda" if device == "cuda" else "cpu", dtype, text, threads)
+
+
+def check_model(profile: Profile) -> None:
+    """UserError with the command that repairs it when the profile rests on the embedded model and that is missing or
+    altered.
+    """
+    if profile.model == str(embedded.model_file()):
+        embedded.path()
 
 
 def _existing(value: str, option: str) -> str:

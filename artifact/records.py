@@ -1,10 +1,10 @@
 """A run folder: raw samples, system record, verdicts, tables. Everything but samples and system can be derived again.
 
-    runs/<id>/run.json        what was asked: profile, quick, schema version
-    runs/<id>/samples.jsonl   every raw sample (artifact.samples)
-    runs/<id>/system.json     the machine, without names or paths
-    runs/<id>/results.json    verdicts, derived by artifact.verify
-    runs/<id>/tables/*.tex    derived by paper_tables.render
+runs/<id>/run.json        what was asked: profile, quick, schema version
+runs/<id>/samples.jsonl   every raw sample (artifact.samples)
+runs/<id>/system.json     the machine, without names or paths
+runs/<id>/results.json    verdicts, derived by artifact.verify
+runs/<id>/tables/*.tex    derived by paper_tables.render
 """
 
 from __future__ import annotations
@@ -14,18 +14,19 @@ import json
 import os
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, Literal, Protocol
+from typing import IO, Any, Literal, Protocol, Self
 
 from artifact import depends
 from artifact.errors import UserError
 from artifact.portable import portable
-from artifact.profiles import Profile
+from artifact.profiles import Profile, from_record, to_record
 from artifact.samples import CellId, Row, SampleLog
 
 SCHEMA = 1
-# Quick runs of one claim are promised in two minutes and full ones in six; what is left covers the start and the judgement.
+# Quick runs of one claim are promised in two minutes and full ones in six; what is left covers the start and the
+# judgement.
 QUICK_BUDGET_S, FULL_BUDGET_S = 105.0, 340.0
 
 
@@ -98,7 +99,7 @@ class Run:
         self._source_files: dict[str, Path] = {}
         self._started = time.monotonic()
 
-    def __enter__(self) -> Run:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -117,14 +118,17 @@ class Run:
         self._started = time.monotonic()
 
     def time_left_s(self) -> float:
-        """Seconds left of the claim's budget `deadline_s`, never negative. Extra blocks are worth taking only while there is some."""
+        """Seconds left of the claim's budget `deadline_s`, never negative.
+
+        Extra blocks are worth taking only while there is some.
+        """
         return max(0.0, self.deadline_s - (time.monotonic() - self._started))
 
     def measure(self, cells: list[Cell]) -> list[Row]:
         """Run the cells that are not complete, each in a fresh process, and return the rows of all of them in order.
 
-        A complete cell whose `depends` hash still holds is not run again. Raises CellError naming the failed cells after the
-        others have finished; their rows are kept.
+        A complete cell whose `depends` hash still holds is not run again. Raises CellError naming the failed cells
+        after the others have finished; their rows are kept.
         """
         from artifact import campaign
 
@@ -137,13 +141,24 @@ class Run:
         stored = self.stamp(cell, rows)
         group = self.log.latest(cell)
         if group is None or group.closing.get("sources") != sources or self.log.rows(group) != stored:
-            closing = {"status": "ok", "sources": sources, "depends": depends.cell_hash(sources, "", {}, {}), "seconds": 0.0}
+            closing = {
+                "status": "ok",
+                "sources": sources,
+                "depends": depends.cell_hash(sources, "", {}, {}),
+                "seconds": 0.0,
+            }
             self.log.append(cell, stored, closing)
         return stored
 
     def stamp(self, cell: CellId, rows: list[Row]) -> list[Row]:
         """Rows with the columns that every sample carries, free of this machine's paths."""
-        reserved = {"claim": cell.claim, "cell": cell.key, "block": cell.block, "profile": cell.profile, "origin": "live"}
+        reserved = {
+            "claim": cell.claim,
+            "cell": cell.key,
+            "block": cell.block,
+            "profile": cell.profile,
+            "origin": "live",
+        }
         for row in rows:
             if clash := [name for name in reserved if row.get(name, reserved[name]) != reserved[name]]:
                 raise ValueError(f"cell {cell.key} yields its own value for the reserved column {clash[0]!r}")
@@ -161,8 +176,7 @@ class Run:
 
     def depends(self, cell: Cell) -> str:
         """Hash of everything that the cell depends on: sources, task, parameters, profile."""
-        profile = {**asdict(self.profile), "model": Path(self.profile.model).name}
-        return depends.cell_hash(self.sources(cell.claim), cell.task, cell.params, portable(profile))
+        return depends.cell_hash(self.sources(cell.claim), cell.task, portable(cell.params), to_record(self.profile))
 
     def rows(self, claim: str) -> list[Row]:
         """All valid rows of a claim: the newest complete group of every cell, without failed cells."""
@@ -202,7 +216,9 @@ def read_json(path: Path, schema: int = SCHEMA) -> Row:
     except FileNotFoundError:
         raise UserError(f"{path.name} is missing from {path.parent}; give the folder of a finished run") from None
     except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{path} cannot be read as JSON ({type(error).__name__}); restore it or make a new run") from None
+        raise UserError(
+            f"{path} cannot be read as JSON ({type(error).__name__}); restore it or make a new run"
+        ) from None
     if not isinstance(value, dict) or type(value.get("schema")) is not int:
         raise UserError(f"{path} has no schema version; it was not written by this artifact")
     if value["schema"] > schema:
@@ -221,21 +237,31 @@ def new_run_path(base: Path, label: str, now: time.struct_time | None = None) ->
 
 def _check_options(path: Path, profile: Profile, quick: bool) -> None:
     """One run answers one question: the same profile, model, text and length each time that it is resumed."""
-    asked = {"profile": profile.name, "model": Path(profile.model).name, "text": profile.text and Path(profile.text).name}
-    asked |= {"quick": quick, "schema": SCHEMA}
+    asked = to_record(profile)
     file = path / "run.json"
     if not file.exists():
         if (path / "samples.jsonl").exists():
-            raise UserError(f"{path} has samples but no run.json; it was not made by this artifact, choose another --run")
-        write_json(file, asked)
-        return
-    stored = read_json(file)
-    for name in ("profile", "model", "text", "quick"):
-        if stored.get(name) != asked[name]:
             raise UserError(
-                f"run {path.name} was started with {name} {stored.get(name)!r}, not {asked[name]!r}; "
+                f"{path} has samples but no run.json; it was not made by this artifact, choose another --run"
+            )
+        write_json(file, {"schema": SCHEMA, "quick": quick, "profile": asked})
+        return
+    stored, stored_quick = read_options(path)
+    kept = to_record(stored) | {"quick": stored_quick}
+    for name in ("name", "model", "text", "dtype", "quick"):
+        if kept[name] != (asked | {"quick": quick})[name]:
+            raise UserError(
+                f"run {path.name} was started with {name} {kept[name]!r}, not {(asked | {'quick': quick})[name]!r}; "
                 "resume it with the same options or leave out --run"
             )
+
+
+def read_options(path: Path) -> tuple[Profile, bool]:
+    """Profile and quickness that a run folder was made with."""
+    record = read_json(path / "run.json")
+    if not isinstance(record.get("profile"), dict):
+        raise UserError(f"{path / 'run.json'} names no profile; it was not written by this artifact")
+    return from_record(record["profile"]), record.get("quick") is True
 
 
 def _lock(path: Path) -> IO[str]:
@@ -247,7 +273,9 @@ def _lock(path: Path) -> IO[str]:
         file.seek(0)
         holder = file.read().strip() or "unknown"
         file.close()
-        raise UserError(f"run {path.name} is being written by process {holder}; wait for it or choose another --run") from None
+        raise UserError(
+            f"run {path.name} is being written by process {holder}; wait for it or choose another --run"
+        ) from None
     file.truncate(0)
     file.write(str(os.getpid()))
     file.flush()

@@ -1,8 +1,9 @@
 """The append-only file of raw samples, `samples.jsonl`: one group of lines per cell, its closing line last.
 
-A group is written in one go and synced: the rows, then a closing line with their count and SHA-256. A reader trusts a group only
-when its closing line matches, so a killed process, a full disk, a truncated or a hand-edited file can lose or invent no cell.
-Opening for writing cuts off a half-written tail. Memory holds one index entry per cell; rows stay on disk until asked for.
+A group is written in one go and synced: the rows, then a closing line with their count and SHA-256. A reader trusts a
+group only when its closing line matches, so a killed process, a full disk, a truncated or a hand-edited file can lose
+or invent no cell. Opening for writing cuts off a half-written tail. Memory holds one index entry per cell; rows stay
+on disk until asked for.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from artifact.errors import UserError
 
 Row = dict[str, Any]
 CLOSING = "closed"
@@ -40,12 +43,17 @@ class Group:
 
 
 def encode(row: Row) -> bytes:
-    """One line of JSON with sorted keys. Non-finite floats keep Python's NaN and Infinity tokens, so they survive a round trip."""
+    """One line of JSON with sorted keys.
+
+    Non-finite floats keep Python's NaN and Infinity tokens, so they survive a round trip.
+    """
     return json.dumps(row, sort_keys=True, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
 
 
 def scan(path: Path) -> tuple[list[Group], int, int]:
-    """Trusted groups in file order, bytes up to the end of the last one, and the number of lines outside any trusted group."""
+    """Trusted groups in file order, bytes up to the end of the last one, and the number of lines outside any trusted
+    group.
+    """
     groups: list[Group] = []
     trusted_end = start = position = lines = dropped = 0
     digest = hashlib.sha256()
@@ -103,25 +111,40 @@ class SampleLog:
                 os.fsync(file.fileno())
 
     def append(self, cell: CellId, rows: list[Row], closing: Row) -> Group:
-        """Write one group and sync it. On a failed write (disk full) the file is cut back, and OSError is raised."""
+        """Write one group and sync it. On a failed write (disk full) the file is cut back: UserError."""
         if not self._writable:
             raise ValueError(f"{self.path.name} was opened for reading")
         body = b"".join(encode(row) for row in rows)
         tail = {**closing, CLOSING: True, "rows": len(rows), "sha256": hashlib.sha256(body).hexdigest()}
         tail |= {"claim": cell.claim, "cell": cell.key, "block": cell.block, "profile": cell.profile}
-        with self.path.open("ab") as file:
-            start = file.seek(0, os.SEEK_END)
-            try:
-                file.write(body + encode(tail))
-                file.flush()
-                os.fsync(file.fileno())
-            except OSError:
-                os.truncate(self.path, start)
-                raise
+        start = self._write(body + encode(tail))
         group = Group(cell, start, len(body), tail)
         self._latest[cell] = group
         self._sources[cell.claim] = str(tail.get("sources", ""))
         return group
+
+    def _write(self, data: bytes) -> int:
+        """Append and sync; returns where the data starts.
+
+        Unbuffered, so that nothing is left to be flushed after a failure.
+        """
+        handle = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        try:
+            start = os.lseek(handle, 0, os.SEEK_END)
+            try:
+                left = memoryview(data)
+                while left:
+                    left = left[os.write(handle, left) :]
+                os.fsync(handle)
+            except OSError as error:
+                os.ftruncate(handle, start)
+                raise UserError(
+                    f"samples cannot be written to run {self.path.parent.name} ({error.strerror}); "
+                    f"free some space and resume with --run {self.path.parent}"
+                ) from error
+        finally:
+            os.close(handle)
+        return start
 
     def latest(self, cell: CellId) -> Group | None:
         """The last trusted group of a cell."""

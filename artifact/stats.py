@@ -1,8 +1,8 @@
 """Intervals over blocks and the three-way judgement of an interval against an acceptance region.
 
-Knows numbers only: no claims, no files, no clocks. A block is one fresh process; blocks are the unit of independence, steps
-inside a block are not. With the five or six blocks of a run, use `t_interval` over one estimate per block: a percentile
-bootstrap of so few blocks is too narrow (docs/judge-rates.md).
+Knows numbers only: no claims, no files, no clocks. A block is one fresh process; blocks are the unit of independence,
+steps inside a block are not. With the five or six blocks of a run, use `t_interval` over one estimate per block: a
+percentile bootstrap of so few blocks is too narrow (docs/judge-rates.md).
 """
 
 from __future__ import annotations
@@ -108,8 +108,8 @@ def bootstrap(
 ) -> Interval:
     """Percentile bootstrap that resamples blocks, then the rows inside each chosen block.
 
-    A block is an array whose first axis is resampled, so paired measurements (rows, modes) stay paired. `statistic` maps a
-    list of blocks to one number. Draws that are not finite make the interval NaN.
+    A block is an array whose first axis is resampled, so paired measurements (rows, modes) stay paired. `statistic`
+    maps a list of blocks to one number. Draws that are not finite make the interval NaN.
     """
     data = [np.asarray(block, dtype=np.float64) for block in blocks]
     method = f"bootstrap {level:.0%} blocks then rows, {n} draws"
@@ -154,7 +154,9 @@ def wilson(k: int, n: int, level: float = 0.95) -> Interval:
     p = k / n
     centre = (p + z2 / (2 * n)) / (1 + z2 / n)
     half = math.sqrt(z2 * (p * (1 - p) / n + z2 / (4 * n * n))) / (1 + z2 / n)
-    return Interval(p, 0.0 if k == 0 else max(0.0, centre - half), 1.0 if k == n else min(1.0, centre + half), n, method)
+    return Interval(
+        p, 0.0 if k == 0 else max(0.0, centre - half), 1.0 if k == n else min(1.0, centre + half), n, method
+    )
 
 
 def binomial_p_value(k: int, n: int, p: float) -> float:
@@ -180,7 +182,10 @@ def sign_test(a: Sequence[float], b: Sequence[float]) -> float:
 
 
 def require_equal_arms(arms: Mapping[str, Sequence[object]]) -> int:
-    """The common sample count of all arms. ValueError when they differ: a sample lost in one arm only biases the other."""
+    """The common sample count of all arms.
+
+    ValueError when they differ: a sample lost in one arm only biases the other.
+    """
     sizes = {name: len(values) for name, values in arms.items()}
     if len(set(sizes.values())) != 1:
         raise ValueError(f"arms have unequal sample counts: {', '.join(f'{k} {v}' for k, v in sorted(sizes.items()))}")

@@ -1,0 +1,142 @@
+"""`artifact doctor`:
+
+what this machine can run, what is missing, and the exact command that adds it. Measures nothing.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import shutil
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+import psutil
+
+from artifact import embedded, profiles, system
+from artifact.errors import UserError
+
+NEEDED = ("torch", "transformers", "numba", "numpy", "safetensors", "gguf", "datasets", "scipy")
+MEMORY_NEEDED_BYTES = 6e9  # peak of the embedded profile
+DISK_NEEDED_BYTES = 2e9  # converted weights, text, one run with its samples
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing that was looked at. `fix` is the command or step that mends it; empty when nothing is wrong."""
+
+    name: str
+    ok: bool
+    found: str
+    fix: str = ""
+    required: bool = True
+
+
+@click.command("doctor")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object instead of text.")
+def command(as_json: bool) -> int:
+    """Say what this machine can run and how to add what is missing; exit code 4 when the default profile cannot run."""
+    record = system.describe()
+    checks = all_checks(record)
+    runs = all(check.ok or not check.required for check in checks)
+    if as_json:
+        report = {"system": record, "checks": [asdict(check) for check in checks], "ready": runs}
+        click.echo(json.dumps(report, separators=(",", ":"), sort_keys=True))
+        return 0 if runs else 4
+    for check in checks:
+        mark = "ok  " if check.ok else "MISS" if check.required else "-   "
+        click.echo(f"{mark} {check.name:<16} {check.found}" + (f"\n     fix: {check.fix}" if check.fix else ""))
+    click.echo("ready: make verify-all, or artifact verify-all" if runs else "not ready: run the fix of each MISS")
+    return 0 if runs else 4
+
+
+def all_checks(record: Mapping[str, Any]) -> list[Check]:
+    """Every check, the required ones first."""
+    return [
+        _python(),
+        _packages(record),
+        _model(),
+        _memory(),
+        _disk(embedded.data_folder()),
+        _text(),
+        _threads(record),
+        *_gpu(record),
+        _flash_attention(record),
+    ]
+
+
+def _python() -> Check:
+    version = ".".join(map(str, sys.version_info[:3]))
+    return Check("python", sys.version_info >= (3, 11), version, "" if sys.version_info >= (3, 11) else "install
+    Python 3.11")
+
+
+def _packages(record: Mapping[str, Any]) -> Check:
+    versions = record["packages"]
+    missing = [name for name in NEEDED if versions.get(name) is None]
+    found = ", ".join(f"{name} {versions[name]}" for name in NEEDED if versions.get(name))
+    return Check("packages", not missing, found or "none", f"make setup  (missing: {', '.join(missing)})" if missing
+    else "")
+
+
+def _model() -> Check:
+    try:
+        return Check("embedded model", True, f"{embedded.path().name}, verified")
+    except UserError as error:
+        return Check("embedded model", False, str(error), "make setup" if embedded.in_checkout() else "artifact fetch")
+
+
+def _memory() -> Check:
+    free = psutil.virtual_memory().available
+    enough = free >= MEMORY_NEEDED_BYTES
+    fix = "" if enough else f"close programs until {MEMORY_NEEDED_BYTES / 1e9:.0f} GB are free"
+    return Check("memory", enough, f"{free / 1e9:.1f} GB free", fix)
+
+
+def _disk(folder: Path) -> Check:
+    existing = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
+    free = shutil.disk_usage(existing).free
+    enough = free >= DISK_NEEDED_BYTES
+    fix = "" if enough else "free some space, or point ARTIFACT_DATA to another disk"
+    return Check("disk", enough, f"{free / 1e9:.1f} GB free for data", fix)
+
+
+def _text() -> Check:
+    """The default text always exists, because CPython brings one; only which one it will be depends on the machine."""
+    found = importlib.util.find_spec("pydoc_data.topics") is not None
+    fix = "" if found else "give a text with --text FILE"
+    return Check("text", found, "WikiText-2 where cached or reachable, otherwise CPython's documentation", fix)
+
+
+def _threads(record: Mapping[str, Any]) -> Check:
+    cpu = record["cpu"]
+    backend = f"Numba on {cpu['usable_threads']} threads of {cpu['model'] or 'an unnamed CPU'}"
+    return Check("cpu backend", True, backend, required=False)
+
+
+def _gpu(record: Mapping[str, Any]) -> list[Check]:
+    names = ", ".join(gpu["name"] for gpu in record["gpus"])
+    if not names:
+        return [Check("gpu backend", False, "no NVIDIA GPU: the embedded profile is the default", required=False)]
+    if not profiles.cuda_available():
+        version = record["packages"].get("torch")
+        found = f"{names}, but torch {version} sees no CUDA device"
+        return [Check("gpu backend", False, found, "install the CUDA build of torch, then `pip install .[gpu]`", False)]
+    triton = record["packages"].get("triton")
+    if triton is None:
+        return [Check("gpu backend", False, f"{names}, without triton", "pip install .[gpu]", required=False)]
+    compiler = shutil.which("gcc") or shutil.which("cc") or shutil.which("clang")
+    fix = "" if compiler else "install a C compiler (gcc), which Triton needs at run time"
+    return [Check("gpu backend", compiler is not None, f"Triton {triton} on {names}", fix, required=False)]
+
+
+def _flash_attention(record: Mapping[str, Any]) -> Check:
+    if not record["gpus"]:
+        return Check("flash-attn", False, "not needed without a GPU", required=False)
+    version = record["packages"].get("flash-attn")
+    fix = "" if version else "pip install .[gpu]"
+    return Check("flash-attn", version is not None, version or "missing: that baseline is not run", fix, required=False)

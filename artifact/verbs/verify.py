@@ -1,0 +1,132 @@
+"""`artifact verify NAME...` and `artifact verify-all`: measure, judge, print the card, write the tables.
+
+The last line of standard output is one compact JSON object with the same verdicts as the card above it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+
+from artifact import claim as claims
+from artifact import profiles, system
+from artifact.errors import UserError
+from artifact.records import Run, new_run_path
+from artifact.verify import Outcome, exit_code, merge_results, verify
+
+RUNS = Path("runs")
+OPTIONS = (
+    click.option("--quick", is_flag=True, help="Fewer samples, the same regions: about two minutes a claim."),
+    click.option(
+        "--profile", type=click.Choice(profiles.NAMES), help="embedded (CPU), gpu or paper; default by machine."
+    ),
+    click.option(
+        "--model", metavar="PATH", help="A Hugging Face directory or GGUF file instead of the profile's model."
+    ),
+    click.option("--text", metavar="FILE", help="A text file instead of the profile's text."),
+    click.option("--run", "run_path", metavar="DIR", help="Resume this run, or make the new one here."),
+    click.option("--minutes", type=click.FloatRange(min=0.1), help="Time budget of one claim for extra blocks."),
+    click.option("--json", "as_json", is_flag=True, help="Only the JSON line on standard output."),
+)
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the options of both verbs come to."""
+
+    quick: bool
+    profile: str | None
+    model: str | None
+    text: str | None
+    run_path: str | None
+    minutes: float | None
+    as_json: bool
+
+
+@click.command("verify")
+@click.argument("names", nargs=-1, required=True, metavar="NAME...")
+def command(names: tuple[str, ...], **options: object) -> int:
+    """Measure and judge the named claims (`artifact list` shows them)."""
+    return execute(list(dict.fromkeys(names)), Options(**options))  # type: ignore[arg-type]
+
+
+@click.command("verify-all")
+def all_command(**options: object) -> int:
+    """Measure and judge every claim and write the tables of the run."""
+    return execute(claims.names(), Options(**options))  # type: ignore[arg-type]
+
+
+for _verb in (command, all_command):
+    for _option in reversed(OPTIONS):
+        _option(_verb)
+
+
+def execute(names: Sequence[str], options: Options) -> int:
+    """Verify the claims in one run folder and return the exit code."""
+    for name in names:
+        if name not in claims.names():
+            claims.load(name)  # raises the sentence about unknown names before anything is measured
+    profile = profiles.choose(options.profile, options.model, options.text)
+    path = (
+        Path(options.run_path)
+        if options.run_path
+        else new_run_path(RUNS, profile.name + ("-quick" if options.quick else ""))
+    )
+    if path.exists() and not path.is_dir():
+        raise UserError(f"--run {path} is a file; give a folder")
+    from artifact.report import console
+
+    budget_s = None if options.minutes is None else 60 * options.minutes
+    with _open(path, profile, options.quick, budget_s) as run:
+        run.write_json("system.json", system.describe())
+        run.progress = console.progress()
+        try:
+            outcomes = verify(run, names)
+        finally:
+            run.progress.close()
+        code = exit_code(outcomes)
+        tables, skipped = _tables(run)
+    if not options.as_json:
+        console.card(outcomes)
+        _footer(path, tables, skipped)
+    click.echo(json.dumps(summary(path, outcomes, code), separators=(",", ":"), sort_keys=True))
+    return code
+
+
+def _open(path: Path, profile: profiles.Profile, quick: bool, budget_s: float | None) -> Run:
+    try:
+        return Run(path, profile, quick, budget_s)
+    except OSError as error:
+        raise UserError(f"run folder {path} cannot be written ({error.strerror}); choose another with --run") from None
+
+
+def _tables(run: Run) -> tuple[list[Path], dict[str, str]]:
+    from paper_tables.render import render_run
+
+    merge_results(run.path, run.profile, run.quick, [])
+    return render_run(run.path)
+
+
+def _footer(path: Path, tables: Sequence[Path], skipped: dict[str, str]) -> None:
+    click.echo()
+    for table in tables:
+        click.echo(f"table  {_relative(table)}")
+    for name, reason in skipped.items():
+        click.echo(f"table  {name} not made: {reason}")
+    click.echo(f"run    {_relative(path)}")
+
+
+def summary(path: Path, outcomes: Sequence[Outcome], code: int) -> dict[str, object]:
+    """The machine-readable last line: verdict per claim, exit code, run folder relative to the working directory."""
+    verdicts = {outcome.name: outcome.verdict.value for outcome in outcomes}
+    reasons = {outcome.name: outcome.reason for outcome in outcomes if outcome.reason}
+    return {"claims": verdicts, "exit_code": code, "run": _relative(path)} | ({"reasons": reasons} if reasons else {})
+
+
+def _relative(path: Path) -> str:
+    return os.path.relpath(path)
