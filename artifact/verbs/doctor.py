@@ -70,17 +70,17 @@ def all_checks(record: Mapping[str, Any]) -> list[Check]:
 
 
 def _python() -> Check:
-    version = ".".join(map(str, sys.version_info[:3]))
-    return Check("python", sys.version_info >= (3, 11), version, "" if sys.version_info >= (3, 11) else "install
-    Python 3.11")
+    version, new_enough = ".".join(map(str, sys.version_info[:3])), sys.version_info >= (3, 11)
+    return Check("python", new_enough, version, "" if new_enough else "install Python 3.11 or newer")
 
 
 def _packages(record: Mapping[str, Any]) -> Check:
     versions = record["packages"]
     missing = [name for name in NEEDED if versions.get(name) is None]
     found = ", ".join(f"{name} {versions[name]}" for name in NEEDED if versions.get(name))
-    return Check("packages", not missing, found or "none", f"make setup  (missing: {', '.join(missing)})" if missing
-    else "")
+    return Check(
+        "packages", not missing, found or "none", f"make setup  (missing: {', '.join(missing)})" if missing else ""
+    )
 
 
 def _model() -> Check:
