@@ -93,7 +93,7 @@ def _fault(file: Path) -> str | None:
     """What is wrong with the model file, as the beginning of a sentence; None when it is right."""
     try:
         stat = file.stat()
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return f"The embedded model is missing ({file})"
     if stat.st_size != SIZE_BYTES:
         return f"The embedded model {file} has {stat.st_size:,} bytes where {SIZE_BYTES:,} are expected"

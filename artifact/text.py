@@ -1,8 +1,8 @@
 """The real text that models are calibrated and evaluated on, always as two disjoint splits.
 
 Order: an explicit file; WikiText-2 (raw) when its verified copy lies in the data folder; otherwise the English
-documentation that ships inside CPython. `load` never touches the network, so every process of a run gets the same text:
-the copy of WikiText-2 is made by `fetch_wikitext`, through `datasets`, from its cache or the hub, when things are set up.
+documentation that ships inside CPython. `load` never touches the network, so every process of a run gets the same
+text: the copy of WikiText-2 is made by `fetch_wikitext` at set-up, through `datasets`, from its cache or the hub.
 
     python -m artifact.text              # say which text would be used, and its hash
 """
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import queue
 import subprocess
 import sys
 import tempfile
@@ -67,8 +68,9 @@ def load(profile_text: str | None, split: Split) -> Text:
         raise ValueError(f"split {split!r} is neither calibration nor evaluation")
     if profile_text is not None:
         return _from_file(Path(profile_text), split)
-    copy = _wikitext_copy(split)
-    if copy is not None:
+    copies = {each: _wikitext_copy(each) for each in PARQUET}
+    copy = copies[split]
+    if copy is not None and None not in copies.values():  # never one split of WikiText-2 beside one of another text
         return _text(f"WikiText-2 {split}", copy, f"{DATASET} at {REVISION[:12]}, {PARQUET[split][0]}")
     return _text(f"CPython documentation {split}", _python_docs(split), _docs_origin())
 
@@ -97,7 +99,7 @@ def _from_file(file: Path, split: Split) -> Text:
     try:
         text = file.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
-        raise UserError(f"--text {file} is not UTF-8 text (byte {error.start}); convert it or name another file.") from None
+        raise UserError(f"--text {file} is not UTF-8 text (byte {error.start}); convert it.") from None
     except OSError as error:
         raise UserError(f"--text {file} cannot be read ({error.strerror}); name a text file.") from None
     cut = text.find("\n", len(text) // 2) + 1
@@ -107,13 +109,14 @@ def _from_file(file: Path, split: Split) -> Text:
 
 
 def _docs_origin() -> str:
-    return f"pydoc_data of Python {sys.version_info.major}.{sys.version_info.minor}; WikiText-2 is not in the data folder"
+    major, minor = sys.version_info[:2]
+    return f"pydoc_data of Python {major}.{minor}; WikiText-2 is not in the data folder"
 
 
 def _python_docs(split: Split) -> str:
     """Every second topic of CPython's `pydoc_data.topics`, in name order, without paragraphs that stood before.
 
-    Topics quote each other (`typesseq` holds `typesseq-mutable`), so dropping repeats is what makes the splits disjoint.
+    Topics quote each other (`typesseq` holds `typesseq-mutable`), so dropping repeats makes the splits disjoint.
     """
     try:
         from pydoc_data.topics import topics
@@ -174,7 +177,8 @@ def _download(offline: bool) -> str | None:
     for split, (name, expected) in PARQUET.items():
         with tempfile.TemporaryDirectory() as work:
             out = Path(work) / "text"
-            command = [sys.executable, "-c", _SCRIPT, DATASET, REVISION, name, expected, str(int(offline)), work, str(out)]
+            words = [DATASET, REVISION, name, expected, str(int(offline)), work, str(out)]
+            command = [sys.executable, "-c", _SCRIPT, *words]
             try:
                 done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=DOWNLOAD_S, check=False)
             except subprocess.TimeoutExpired:
@@ -194,26 +198,29 @@ def _store(split: Split, text: bytes, parquet_sha256: str) -> None:
         os.replace(file.with_suffix(".part"), file)
         file.with_suffix(".sha256").write_text(f"{hashlib.sha256(text).hexdigest()}\n{parquet_sha256}\n")
     except OSError as error:
-        raise UserError(f"WikiText-2 could not be written to {file.parent} ({error.strerror}); set ARTIFACT_DATA.") from None
+        raise UserError(f"WikiText-2 cannot be written to {file.parent} ({error.strerror}); set ARTIFACT_DATA.") from None
 
 
 def _hub_reachable() -> bool:
     """Whether the hub answers within REACH_S; the wait is bounded here because name lookup knows no timeout."""
     if os.environ.get("HF_HUB_OFFLINE", "0").upper() in ("1", "ON", "YES", "TRUE"):
         return False
-    answered = threading.Event()
+    answers: queue.SimpleQueue[bool] = queue.SimpleQueue()
 
     def ask() -> None:
         try:
             urllib.request.urlopen(os.environ.get("HF_ENDPOINT", "https://huggingface.co"), timeout=REACH_S).close()
+            answers.put(True)
         except urllib.error.HTTPError:
-            pass  # it answered, if only to refuse this page
+            answers.put(True)  # it answered, if only to refuse this page
         except (OSError, ValueError):
-            return
-        answered.set()
+            answers.put(False)
 
     threading.Thread(target=ask, daemon=True).start()
-    return answered.wait(REACH_S)
+    try:
+        return answers.get(timeout=REACH_S)
+    except queue.Empty:
+        return False
 
 
 if __name__ == "__main__":
