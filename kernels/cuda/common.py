@@ -1,0 +1,102 @@
+"""What the Triton kernels share: overlap with the predecessor, the last arrival of a group of programs, workspaces, norms."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+MAX_TILE_COUNTERS = 1 << 16
+
+_workspaces: dict[tuple[str, torch.device], torch.Tensor] = {}
+
+
+@dataclass(frozen=True)
+class Norm:
+    """RMSNorm that a projection applies to its input while reading it. weight (K,) float32; eps in units of the mean square."""
+
+    weight: torch.Tensor
+    eps: float
+
+
+@triton.jit
+def wait_for_producer(OVERLAP: tl.constexpr):
+    """Let the next kernel start, then wait until the previous one is complete and its writes are visible."""
+    if OVERLAP:
+        gdc_launch_dependents()
+        gdc_wait()
+
+
+@triton.jit
+def arrives_last(counter, expected):
+    """Return whether this program is the last of `expected` to arrive; the counter is left at zero for the next launch."""
+    tl.debug_barrier()
+    last = tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu") == expected - 1
+    if last:
+        tl.store(counter, 0)
+    return last
+
+
+@triton.jit
+def inverse_rms(x, eps, K: tl.constexpr, SPAN: tl.constexpr):
+    """Return 1 / sqrt(mean(x^2) + eps) of the K floats at x, read at once; SPAN is a power of two >= K."""
+    k = tl.arange(0, SPAN)
+    value = tl.load(x + k, mask=k < K, other=0.0)
+    return 1.0 / tl.sqrt(tl.sum(value * value, axis=0) / K + eps)
+
+
+@lru_cache(maxsize=None)
+def _capability(index: int | None) -> tuple[int, int]:
+    return torch.cuda.get_device_capability(index)
+
+
+def overlaps(tensor: torch.Tensor) -> bool:
+    """Return whether launches on this tensor's device may start before their predecessor ends (compute capability >= 9.0)."""
+    return tensor.is_cuda and not INTERPRETED and _capability(tensor.device.index)[0] >= 9
+
+
+def multiprocessors(tensor: torch.Tensor) -> int:
+    """Return the multiprocessor count of the tensor's device; 4 under the interpreter, to exercise splitting on small shapes."""
+    return torch.cuda.get_device_properties(tensor.device).multi_processor_count if tensor.is_cuda else 4
+
+
+def workspace(name: str, tensor: torch.Tensor, elements: int) -> torch.Tensor:
+    """Return a shared float32 buffer of at least `elements` on the tensor's device; contents last only within one launch."""
+    key = (name, tensor.device)
+    if key not in _workspaces or _workspaces[key].numel() < elements:
+        _workspaces[key] = torch.empty(elements, dtype=torch.float32, device=tensor.device)
+    return _workspaces[key]
+
+
+def counters(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the shared arrival counters of the tensor's device: int32, all zero between launches."""
+    key = ("arrivals", tensor.device)
+    if key not in _workspaces:
+        _workspaces[key] = torch.zeros(MAX_TILE_COUNTERS, dtype=torch.int32, device=tensor.device)
+    return _workspaces[key]
+
+
+def launcher(
+    kernel: Any, grid: tuple[int, ...], arguments: tuple[Any, ...], constants: dict[str, Any], warps: int, stages: int = 2
+) -> Callable[[], object]:
+    """Return a callable that launches `kernel` with everything fixed; OVERLAP in `constants` also sets the launch attribute."""
+    options = {} if INTERPRETED else {"launch_pdl": bool(constants.get("OVERLAP", False))}
+    bound = kernel[grid]
+
+    def launch() -> object:
+        return bound(*arguments, **constants, num_warps=warps, num_stages=stages, **options)
+
+    return launch
+
+
+def power_of_two(n: int) -> int:
+    """Return the smallest power of two that is at least n."""
+    return 1 << max(n - 1, 0).bit_length()

@@ -1,0 +1,108 @@
+"""Dense matrix-vector product in Triton: a few whole rows per program, the first tile loaded before the predecessor ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from kernels.cuda.common import Norm, launcher, overlaps, power_of_two, wait_for_producer
+
+
+@dataclass(frozen=True)
+class Config:
+    """rows of w per program (pairs of rows when gated), weights of one row read at once, warps."""
+
+    rows: int
+    block: int
+    warps: int
+
+
+def config(rows: int, depth: int, paired: bool) -> Config:
+    """Return the launch configuration for a (rows, depth) weight: about 16 KB of weights in flight per program."""
+    block = min(power_of_two(depth), 4096 if depth <= 4096 else 2048)
+    if depth % block and depth > 1024:
+        block = 1024
+    return Config(1 if paired else 2, block, 4)
+
+
+@triton.jit
+def dense(
+    x, weight, w, bias, y, eps, N, K: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr, PAIRED: tl.constexpr, NORMED: tl.constexpr, BIASED: tl.constexpr,
+    ACCUMULATE: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
+    """y[n] (+)= sum_k w[n, k] x[k]; PAIRED: y[n] = silu(w[n] . x) * (w[N + n] . x). ROWS counts the rows of w that are read."""
+    lane = tl.arange(0, ROWS)
+    if PAIRED:
+        out_row = tl.program_id(0) * (ROWS // 2) + lane // 2
+        row = out_row + (lane % 2) * N
+    else:
+        out_row = tl.program_id(0) * ROWS + lane
+        row = out_row
+    k = tl.arange(0, BLOCK)
+    pointers = w + row.to(tl.int64)[:, None] * K + k[None, :]
+    whole: tl.constexpr = K % BLOCK == 0
+    live = (out_row < N)[:, None]
+    first = tl.load(pointers, mask=live if whole else live & (k < K)[None, :], other=0.0)
+    wait_for_producer(OVERLAP)
+
+    total = tl.zeros((ROWS, BLOCK), dtype=tl.float32)
+    square = tl.zeros((BLOCK,), dtype=tl.float32)
+    for step in tl.static_range(0, K, BLOCK):
+        inside = k < K - step
+        if step == 0:
+            tile = first
+        elif whole:
+            tile = tl.load(pointers + step, mask=live, other=0.0)
+        else:
+            tile = tl.load(pointers + step, mask=live & inside[None, :], other=0.0)
+        value = tl.load(x + step + k) if whole else tl.load(x + step + k, mask=inside, other=0.0)
+        if NORMED:
+            square += value * value
+            value *= tl.load(weight + step + k) if whole else tl.load(weight + step + k, mask=inside, other=0.0)
+        total += tile.to(tl.float32) * value[None, :]
+    result = tl.sum(total, axis=1)
+    if NORMED:
+        result *= 1.0 / tl.sqrt(tl.sum(square, axis=0) / K + eps)
+    if PAIRED:
+        gate, up = tl.split(tl.reshape(result, (ROWS // 2, 2)))
+        out_row = tl.program_id(0) * (ROWS // 2) + tl.arange(0, ROWS // 2)
+        result = gate / (1.0 + tl.exp(-gate)) * up
+    if BIASED:
+        result += tl.load(bias + out_row, mask=out_row < N, other=0.0).to(tl.float32)
+    if ACCUMULATE:
+        result += tl.load(y + out_row, mask=out_row < N, other=0.0)
+    tl.store(y + out_row, result, mask=out_row < N)
+
+
+def bind_dense(
+    x: torch.Tensor, w: torch.Tensor, y: torch.Tensor, bias: torch.Tensor | None, norm: Norm | None, accumulate: bool,
+    paired: bool, chosen: Config | None = None,
+) -> Callable[[], object]:  # fmt: skip
+    """Bind the shared kernel of gemv (paired False) and gate_up (paired True: w holds 2N rows, gate first)."""
+    outputs, depth = y.shape[0], w.shape[1]
+    c = chosen or config(outputs, depth, paired)
+    constants = {
+        "K": depth, "ROWS": 2 * c.rows if paired else c.rows, "BLOCK": c.block, "PAIRED": paired, "NORMED": norm is not None,
+        "BIASED": bias is not None, "ACCUMULATE": accumulate, "OVERLAP": overlaps(w),
+    }  # fmt: skip
+    weight, eps = (norm.weight, norm.eps) if norm else (x, 0.0)
+    arguments = (x, weight, w, y if bias is None else bias, y, eps, outputs)
+    return launcher(dense, (triton.cdiv(outputs, c.rows),), arguments, constants, c.warps)
+
+
+def bind(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    y: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    norm: Norm | None = None,
+    accumulate: bool = False,
+    chosen: Config | None = None,
+) -> Callable[[], object]:
+    """Bind y = w n(x) + bias, or y += ... when `accumulate`; n is the identity or `norm`. x (K,), w (N, K), y (N,)."""
+    return bind_dense(x, w, y, bias, norm, accumulate, False, chosen)
