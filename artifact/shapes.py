@@ -47,6 +47,19 @@ FOREIGN_KEYS = ("num_experts", "num_local_experts", "n_routed_experts", "kv_lora
 HEAD_DIM_DEFAULT = {"qwen3": 128}
 
 
+def _short(value: object) -> str:
+    text = repr(value) if not isinstance(value, float) else str(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _dimension(value: object, key: str, limit: int, name: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= limit:
+        raise UserError(
+            f"{name}: {key} is {_short(value)}, not an integer between 1 and {limit}; check the config.json"
+        )
+    return value
+
+
 @dataclass(frozen=True)
 class Projection:
     """One weight matrix of a layer: `inputs` channels in, `outputs` channels out."""
@@ -81,12 +94,7 @@ class Shape:
 
     def __post_init__(self) -> None:
         for field, limit in LIMITS.items():
-            value = getattr(self, field)
-            if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= limit:
-                raise UserError(
-                    f"{self.name}: {CONFIG_KEYS[field]} is {_short(value)}, not an integer between 1 and {limit}; "
-                    "check the config.json"
-                )
+            _dimension(getattr(self, field), CONFIG_KEYS[field], limit, self.name)
         if self.heads % self.kv_heads:
             raise UserError(
                 f"{self.name}: num_attention_heads {self.heads} is not a multiple of num_key_value_heads "
@@ -237,19 +245,14 @@ def shape_from_config(config: dict[str, Any], name: str) -> Shape:
 def _default_head_dim(hidden: object, heads: object, family: object, name: str) -> int:
     if isinstance(family, str) and family in HEAD_DIM_DEFAULT:
         return HEAD_DIM_DEFAULT[family]
-    width, count = _positive(hidden, "hidden_size", name), _positive(heads, "num_attention_heads", name)
+    width = _dimension(hidden, "hidden_size", LIMITS["hidden"], name)
+    count = _dimension(heads, "num_attention_heads", LIMITS["heads"], name)
     if width % count:
         raise UserError(
             f"{name}: hidden_size {width} is not a multiple of num_attention_heads {count} and head_dim is not given; "
             "add head_dim to the config.json"
         )
     return width // count
-
-
-def _positive(value: object, key: str, name: str) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise UserError(f"{name}: {key} is {_short(value)}, not a positive integer; check the config.json")
-    return value
 
 
 def _within_sliding_window(shape: Shape, config: dict[str, Any]) -> Shape:
@@ -260,7 +263,8 @@ def _within_sliding_window(shape: Shape, config: dict[str, Any]) -> Shape:
     layers = config.get("layer_types")
     if isinstance(layers, list) and "sliding_attention" not in layers:
         return shape
-    return replace(shape, window=min(shape.window, _positive(sliding, "sliding_window", shape.name)))
+    tokens = _dimension(sliding, "sliding_window", LIMITS["window"], shape.name)
+    return replace(shape, window=min(shape.window, tokens))
 
 
 def _from_file(path: Path, name: str) -> Shape:
@@ -275,8 +279,3 @@ def _from_file(path: Path, name: str) -> Shape:
     if not isinstance(config, dict):
         raise UserError(f"{path} does not hold a JSON object; give the config.json of a checkpoint")
     return shape_from_config(config, name or "model")
-
-
-def _short(value: object) -> str:
-    text = repr(value) if not isinstance(value, float) else str(value)
-    return text if len(text) <= 60 else text[:57] + "..."

@@ -7,7 +7,7 @@ peak), the interval covers everything that rounds to that. A gain that the paper
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise, product
 from typing import Any
@@ -66,9 +66,11 @@ def table1_row(model: str) -> dict[str, Any]:
         "kind": "table1",
         "model": shape.name,
         "key": model.lower(),
+        "r_p": NOMINAL.r_p,
+        "r_kv": NOMINAL.r_kv,
         "window_tokens": shape.window,
         "all_tokens": account.n_star(shape, NOMINAL),
-        "ffn_tokens": account.n_star(shape, Setting(r_p=0.5, r_kv=0.3, scope=Scope.FFN)),
+        "ffn_tokens": account.n_star(shape, replace(NOMINAL, scope=Scope.FFN)),
     }
 
 
@@ -92,7 +94,7 @@ def _studied_70b() -> Figure:
 
 
 def _batch(sequences: int, union: float) -> float:
-    return account.n_star(LLAMA_8B, Setting(r_p=0.5, r_kv=0.3, batch=sequences, u_b=union))
+    return account.n_star(LLAMA_8B, replace(NOMINAL, batch=sequences, u_b=union))
 
 
 def _batch_ceiling() -> Figure:
@@ -124,9 +126,9 @@ def _shift_a6000() -> Figure:
 
 def _matched_keep(figure_id: str) -> Figure:
     """The projection keep ratio that puts the crossover at the printed length with 10% of the cache kept."""
-    printed = PAPER[figure_id]
-    ends = (printed.high, printed.value, printed.low)
-    low, point, high = (100 * account.r_p_for(LLAMA_8B, Setting(r_kv=0.1), k * K_TOKENS) for k in ends)
+    printed, at_half = PAPER[figure_id], _k(account.n_star(LLAMA_8B, replace(NOMINAL, r_kv=0.1)))
+    # n* is linear in 1 - r_P; a length no ratio gives must come out as a percentage beyond the region, not as an error
+    low, point, high = (100 - 50 * k / at_half for k in (printed.high, printed.value, printed.low))
     return low, point, high
 
 
@@ -149,7 +151,7 @@ def prediction_checks() -> Iterator[Check]:
         "quant4.closer",
         "4-bit weights with a 16-bit cache divide the crossover by four",
         Region(4 - 1e-9, 4 + 1e-9, "s_w / s_kv is exactly a quarter", "x"),
-        lambda: account.n_star(LLAMA_8B, NOMINAL) / account.n_star(LLAMA_8B, Setting(r_p=0.5, r_kv=0.3, weight_bits=4)),
+        lambda: account.n_star(LLAMA_8B, NOMINAL) / account.n_star(LLAMA_8B, replace(NOMINAL, weight_bits=4)),
     )
     yield _rounds_to(
         "batch.n_star.4",
@@ -176,7 +178,7 @@ def prediction_checks() -> Iterator[Check]:
     yield _rounds_to(
         "matched.1.0",
         "crossover at 50% projection keep and 10% KV keep",
-        lambda: _k(account.n_star(LLAMA_8B, Setting(r_p=0.5, r_kv=0.1))),
+        lambda: _k(account.n_star(LLAMA_8B, replace(NOMINAL, r_kv=0.1))),
     )
     keep = Region(
         PAPER["matched.keep_p.low"].value,
