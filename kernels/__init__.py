@@ -1,11 +1,12 @@
 """The operations of one decode step, each in three rooms with one stem.
 
-`kernels/<op>.py` states the formula and the bytes moved, holds the torch reference and the public `bind`; `kernels/cpu/<op>.py` is
-Numba, `kernels/cuda/<op>.py` is Triton. Importing one backend never needs the other. Kernels know tensors, not models.
+`kernels/<op>.py` states the formula and the bytes moved, holds the torch reference and the public `bind`;
+`kernels/cpu/<op>.py` is Numba, `kernels/cuda/<op>.py` is Triton. Importing one backend never needs the other. Kernels
+know tensors, not models.
 
-`bind(...)` takes preallocated tensors, does every check and launch choice once, and returns a `Launch`, a callable without
-arguments. A decode step is a list of launches. Whatever changes from step to step (position, lengths, tokens) is read from small
-integer tensors, so the same list serves every step and can be captured in a CUDA graph.
+`bind(...)` takes preallocated tensors, does every check and launch choice once, and returns a `Launch`, a callable
+without arguments. A decode step is a list of launches. Whatever changes from step to step (position, lengths, tokens)
+is read from small integer tensors, so the same list serves every step and can be captured in a CUDA graph.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ Launch = Callable[[], object]
 
 
 class ShapeError(ValueError):
-    """A tensor whose shape or dtype the operation is not defined for; the message names the tensor and what was expected."""
+    """A tensor whose shape or dtype the operation is not defined for; the message names the tensor and what was
+    expected.
+    """
 
 
 def backend(op: str, tensor: torch.Tensor) -> ModuleType:

@@ -1,9 +1,10 @@
 """Split-K decode attention: one query token against a full, gathered or ragged cache, grouped queries.
 
-    out_h = sum_j softmax_j(scale q_h . k_j) v_j   over the lengths[kv(h)] + 1 live entries of KV head kv(h) = h // group
+    out_h = sum_j softmax_j(scale q_h . k_j) v_j   over the lengths[kv(h)] + 1 live entries of KV head kv(h) = h //
+    group
 
-Bytes moved: sum over KV heads of 2 (lengths + 1) d s_kv; a group of query heads reads its keys and values once. Entries past the
-live length are never read, so unused slots may hold anything, NaN included.
+Bytes moved: sum over KV heads of 2 (lengths + 1) d s_kv; a group of query heads reads its keys and values once.
+Entries past the live length are never read, so unused slots may hold anything, NaN included.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from kernels.selection import Selection
 def reference(
     query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, lengths: torch.Tensor, scale: float
 ) -> torch.Tensor:
-    """Return (heads * d,) attention outputs in the dtype of the inputs; lengths[h] + 1 entries of each KV head are live."""
+    """Return (heads * d,) attention outputs in the dtype of the inputs; lengths[h] + 1 entries of each KV head are
+    live.
+    """
     heads, dim = query.shape
     kv_heads = keys.shape[0]
     group = heads // kv_heads
@@ -47,8 +50,8 @@ def bind(
 ) -> Launch:
     """Bind attention of one token.
 
-    query (heads, d) float32, keys and values (kv_heads, capacity, d), lengths (kv_heads,) int32 counting the entries before this
-    step's own, out (heads * d,) float32. `select`: the selection of the projection that reads `out`.
+    query (heads, d) float32, keys and values (kv_heads, capacity, d), lengths (kv_heads,) int32 counting the entries
+    before this step's own, out (heads * d,) float32. `select`: the selection of the projection that reads `out`.
     """
     if query.dim() != 2 or keys.dim() != 3:
         raise ShapeError(

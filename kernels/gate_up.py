@@ -2,8 +2,8 @@
 
     act = silu(x W_gate) * (x W_up),   silu(g) = g / (1 + exp(-g))
 
-Bytes moved: dense 2 I K s_w; sparse (kept_gate + kept_up) I s_w. The sparse form skips input channels below the thresholds of the
-gate and of the up projection, which may differ.
+Bytes moved: dense 2 I K s_w; sparse (kept_gate + kept_up) I s_w. The sparse form skips input channels below the
+thresholds of the gate and of the up projection, which may differ.
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ def _check(x: torch.Tensor, act: torch.Tensor, depth: int, columns: int) -> None
 
 
 def bind(x: torch.Tensor, w: torch.Tensor, act: torch.Tensor, select_next: Selection | None = None) -> Launch:
-    """Bind the dense form. x (K,) float32, w (2I, K), act (I,) float32 output; select_next: the selection that reads act."""
+    """Bind the dense form. x (K,) float32, w (2I, K), act (I,) float32 output; select_next: the selection that reads
+    act.
+    """
     _check(x, act, w.shape[1], w.shape[0])
     return backend("gate_up", w).bind(x, w, act, select_next)
 
@@ -47,7 +49,9 @@ def bind(x: torch.Tensor, w: torch.Tensor, act: torch.Tensor, select_next: Selec
 def bind_sparse(
     x: torch.Tensor, w_in: torch.Tensor, act: torch.Tensor, select: Selection, select_next: Selection | None = None
 ) -> Launch:
-    """Bind the thresholded form. x (K,) float32, w_in (K, 2I), act (I,) float32 output, select over the segments (0, I, 2I)."""
+    """Bind the thresholded form. x (K,) float32, w_in (K, 2I), act (I,) float32 output, select over the segments (0,
+    I, 2I).
+    """
     depth, columns = w_in.shape
     _check(x, act, depth, columns)
     if select.segments != (0, columns // 2, columns):

@@ -22,8 +22,9 @@ def gather(
 ) -> None:
     """Fill the first counts[h] slots of the packed cache of every KV head.
 
-    keys, values (kv_heads, capacity, d); index (kv_heads, most) int64, its row h valid up to counts[h]; counts (kv_heads,) int32;
-    packed (kv_heads, packed capacity, d). Raises ShapeError when the packed cache is too small or an index is out of range.
+    keys, values (kv_heads, capacity, d); index (kv_heads, most) int64, its row h valid up to counts[h]; counts
+    (kv_heads,) int32; packed (kv_heads, packed capacity, d). Raises ShapeError when the packed cache is too small or
+    an index is out of range.
     """
     kv_heads, capacity, dim = keys.shape
     require_shape("index", index, (kv_heads, index.shape[1]))

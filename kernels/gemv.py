@@ -2,7 +2,8 @@
 
     y_n = sum_k w[n, k] x[k] + b[n]
 
-Bytes moved: N K s_w (every weight once); the vectors are noise. Weights are output-major: row n holds the weights of output n.
+Bytes moved: N K s_w (every weight once); the vectors are noise. Weights are output-major: row n holds the weights of
+output n.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ def bytes_moved(w: torch.Tensor) -> int:
 def bind(x: torch.Tensor, w: torch.Tensor, y: torch.Tensor, bias: torch.Tensor | None = None) -> Launch:
     """Bind y = w x + bias for one token.
 
-    x (K,) float32, w (N, K), y (N,) float32 output, bias (N,) or None. Raises ShapeError for a batch of tokens: one step decodes
-    one sequence, and a batch needs the union of its active channels, which is another operation.
+    x (K,) float32, w (N, K), y (N,) float32 output, bias (N,) or None. Raises ShapeError for a batch of tokens: one
+    step decodes one sequence, and a batch needs the union of its active channels, which is another operation.
     """
     if x.dim() != 1:
         raise ShapeError(f"x has shape {tuple(x.shape)}; gemv takes one token, shape (K,)")

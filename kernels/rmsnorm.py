@@ -29,7 +29,9 @@ def bind(
     delta: torch.Tensor | None = None,
     select: Selection | None = None,
 ) -> Launch:
-    """Bind the norm of one token. All vectors (H,) float32; `residual` is updated in place; `select` reads `out` next."""
+    """Bind the norm of one token. All vectors (H,) float32; `residual` is updated in place; `select` reads `out`
+    next.
+    """
     size = residual.shape[0]
     for name, tensor in (("residual", residual), ("weight", weight), ("out", out)):
         require_shape(name, tensor, (size,))

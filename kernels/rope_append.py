@@ -3,9 +3,9 @@
     head <- head / rms(head) * norm        (Qwen3's q/k norm, when given)
     (a, b) <- (a cos - b sin, b cos + a sin),   a, b the halves of a head, angle = position inv_freq
 
-The new key and value go to slot `position` of the full cache, which always keeps growing, and to slot lengths[h] of the packed
-cache when a KV method is active. The position is the number of tokens before this one, whatever a method evicted.
-Bytes moved: written, not read; a few vectors.
+The new key and value go to slot `position` of the full cache, which always keeps growing, and to slot lengths[h] of
+the packed cache when a KV method is active. The position is the number of tokens before this one, whatever a method
+evicted. Bytes moved: written, not read; a few vectors.
 """
 
 from __future__ import annotations
@@ -47,8 +47,9 @@ def bind(
 ) -> Launch:
     """Bind rotation and append for one token.
 
-    qkv ((heads + 2 kv_heads) d,) float32, inv_freq (d/2,) float32, position (1,) int32, query (heads, d) float32 output, full and
-    packed keys and values (kv_heads, capacity, d). Writing past a capacity is the caller's error: the step checks before it runs.
+    qkv ((heads + 2 kv_heads) d,) float32, inv_freq (d/2,) float32, position (1,) int32, query (heads, d) float32
+    output, full and packed keys and values (kv_heads, capacity, d). Writing past a capacity is the caller's error:
+    the step checks before it runs.
     """
     heads, dim = query.shape
     kv_heads, capacity, _ = full[0].shape

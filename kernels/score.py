@@ -45,8 +45,8 @@ def snapkv(
 ) -> torch.Tensor:
     """Return pooled (kv_heads, n) float32 scores of every cached entry.
 
-    queries (heads, rows, d) float32: rotated queries of the last `rows` prompt tokens; keys (kv_heads, n, d), rows <= n.
-    Raises ShapeError for shapes that do not fit and ValueError for an unknown pool, aggregate or an even width.
+    queries (heads, rows, d) float32: rotated queries of the last `rows` prompt tokens; keys (kv_heads, n, d), rows <=
+    n. Raises ShapeError for shapes that do not fit and ValueError for an unknown pool, aggregate or an even width.
     """
     if pool not in POOLS or aggregate not in AGGREGATES:
         raise ValueError(f"pool {pool!r} must be one of {POOLS} and aggregate {aggregate!r} one of {AGGREGATES}")

@@ -1,7 +1,8 @@
 """Which input channels a sparse projection reads: one threshold per column segment, strict |x| > t (TEAL, section 3).
 
-A fused weight (q|k|v or gate|up) has several column segments, each with a threshold of its own. `kept` receives the number of
-channels every segment really read in the last step: the counted keep ratio is `kept / K`, never the requested one.
+A fused weight (q|k|v or gate|up) has several column segments, each with a threshold of its own. `kept` receives the
+number of channels every segment really read in the last step: the counted keep ratio is `kept / K`, never the
+requested one.
 """
 
 from __future__ import annotations

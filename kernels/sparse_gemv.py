@@ -2,8 +2,8 @@
 
     y_n = sum over {i : not |x_i| <= t_s} of x_i w_in[i, n] + b[n],   n in column segment s
 
-Bytes moved: sum over segments of kept_s (columns of s) s_w. Weights are input-major: a skipped channel is a skipped contiguous
-row. NaN is not "small": it is read, so a broken activation shows in the output.
+Bytes moved: sum over segments of kept_s (columns of s) s_w. Weights are input-major: a skipped channel is a skipped
+contiguous row. NaN is not "small": it is read, so a broken activation shows in the output.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ def bind(
 ) -> Launch:
     """Bind the thresholded product for one token.
 
-    x (K,) float32, w_in (K, N), y (N,) float32 output, select with segments ending at N, bias (N,) or None. Raises ShapeError
-    for a batch of tokens: their active channels differ, and one mask would silently be applied to all.
+    x (K,) float32, w_in (K, N), y (N,) float32 output, select with segments ending at N, bias (N,) or None. Raises
+    ShapeError for a batch of tokens: their active channels differ, and one mask would silently be applied to all.
     """
     if x.dim() != 1:
         raise ShapeError(f"x has shape {tuple(x.shape)}; sparse_gemv takes one token, shape (K,)")

@@ -2,7 +2,7 @@
 
     embed:   x = table[tokens[position]]                  (H s_w bytes)
     argmax:  tokens[position + 1] = argmax(logits)
-    advance: position += 1, every cache length += 1, total += kept   (the counted channels of this step)
+    advance: sum the cache entries and channels that this step read, then position += 1, every length += 1
 
 All counters live on the device, so a captured graph serves every position.
 """
@@ -28,9 +28,18 @@ def bind_argmax(logits: torch.Tensor, tokens: torch.Tensor, position: torch.Tens
 
 
 def bind_advance(
-    counters: list[torch.Tensor], kept: torch.Tensor | None = None, total: torch.Tensor | None = None
+    position: torch.Tensor,
+    lengths: list[torch.Tensor],
+    entries: tuple[torch.Tensor, torch.Tensor],
+    kept: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> Launch:
-    """Bind the end of a step: every int32 counter += 1; total (int64) += kept (int32), both of one shape."""
-    if kept is not None and total is not None:
-        require_shape("total", total, tuple(kept.shape))
-    return backend("token", counters[0]).bind_advance(counters, kept, total)
+    """Bind the end of a step: entries_total += attended + 1, kept_total += kept, then position and all lengths += 1.
+
+    position (1,) int32; lengths: (L, kv_heads) int32 tensors; entries: (attended lengths int32, total int64) of one
+    shape, where attended is one of `lengths`; kept: (channels read per projection int32, total int64) of one shape,
+    None in a dense mode.
+    """
+    require_shape("position", position, (1,))
+    for now, total in (entries, kept) if kept is not None else (entries,):
+        require_shape("total", total, tuple(now.shape))
+    return backend("token", position).bind_advance(position, lengths, entries, kept)

@@ -1,8 +1,9 @@
 """Split-K decode attention for grouped queries: fixed-size key splits in parallel, then an ordered combine.
 
-A split is SPLIT keys of one KV head whatever the thread count, so results do not depend on it. Inside a split, blocks of BLOCK keys
-stay in the first-level cache while all query heads of the group use them; keys are taken from four quarters of a block and values
-from eight eighths, which keeps several read streams in flight (measured at 4K, 2 threads: 21 GB/s against 13 with one stream).
+A split is SPLIT keys of one KV head whatever the thread count, so results do not depend on it. Inside a split, blocks
+of BLOCK keys stay in the first-level cache while all query heads of the group use them; keys are taken from four
+quarters of a block and values from eight eighths, which keeps several read streams in flight (measured at 4K, 2
+threads: 21 GB/s against 13 with one stream).
 """
 
 from __future__ import annotations

@@ -17,7 +17,8 @@ from numba.extending import intrinsic
 
 from kernels import ShapeError
 
-# Reassociation lets LLVM vectorise dot products. The flags that assume finite numbers stay off: NaN and inf must propagate.
+# Reassociation lets LLVM vectorise dot products. The flags that assume finite numbers stay off: NaN and inf must
+# propagate.
 FASTMATH = {"reassoc", "contract", "nsz"}
 LANES = 16  # outputs per thread are a multiple of one AVX-512 register of float32
 
@@ -40,9 +41,11 @@ def _bits_float(_typing, value):  # type: ignore[no-untyped-def]
 
 @numba.njit(fastmath={"contract"}, cache=True)
 def exp32(x):  # type: ignore[no-untyped-def]
-    """Exponential in float32 within 2 ulp, for x in [-87, 88] (clamped outside); branch-free, so loops over it vectorise.
+    """Exponential in float32 within 2 ulp, for x in [-87, 88] (clamped outside); branch-free, so loops over it
+    vectorise.
 
-    Range reduction by the rounding constant 1.5 * 2**23 and Cody-Waite splitting of ln 2, then a degree-5 polynomial. NaN stays NaN.
+    Range reduction by the rounding constant 1.5 * 2**23 and Cody-Waite splitting of ln 2, then a degree-5 polynomial.
+    NaN stays NaN.
     """
     x = max(x, np.float32(-87.0))
     x = min(x, np.float32(88.0))

@@ -1,7 +1,7 @@
 """Fused gate and up projections with SiLU, dense (output-major) and sparse (input-major).
 
-A thread owns a range of the intermediate channels and computes gate and up for it, so the product needs no second pass and no
-second launch.
+A thread owns a range of the intermediate channels and computes gate and up for it, so the product needs no second
+pass and no second launch.
 """
 
 from __future__ import annotations

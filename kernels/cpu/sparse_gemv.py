@@ -1,8 +1,8 @@
 """Sparse GEMV on input-major weights: select, then add the selected rows eight at a time.
 
-Every thread selects for itself (a pass over K floats costs about a microsecond) and owns a range of columns, so nothing is shared
-and each output is the same sum in the same order for any number of threads. Eight rows in flight hide the latency of rows that lie
-apart: with random halves skipped the bandwidth is that of the dense kernel.
+Every thread selects for itself (a pass over K floats costs about a microsecond) and owns a range of columns, so
+nothing is shared and each output is the same sum in the same order for any number of threads. Eight rows in flight
+hide the latency of rows that lie apart: with random halves skipped the bandwidth is that of the dense kernel.
 """
 
 from __future__ import annotations

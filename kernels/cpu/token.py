@@ -31,16 +31,23 @@ def bind_argmax(logits: torch.Tensor, tokens: torch.Tensor, position: torch.Tens
     return argmax
 
 
-def bind_advance(counters: list[torch.Tensor], kept: torch.Tensor | None, total: torch.Tensor | None) -> Launch:
-    """Bind counter += 1 for every counter and total += kept."""
-    arrays = [array("counter", counter, torch.int32) for counter in counters]
-    added = None if kept is None else array("kept", kept, torch.int32)
-    summed = None if total is None else array("total", total, torch.int64)
+def bind_advance(
+    position: torch.Tensor,
+    lengths: list[torch.Tensor],
+    entries: tuple[torch.Tensor, torch.Tensor],
+    kept: tuple[torch.Tensor, torch.Tensor] | None,
+) -> Launch:
+    """Bind the end of a step: sum what was read, then move every counter on."""
+    counters = [array("counter", counter, torch.int32) for counter in (position, *lengths)]
+    attended, attended_total = array("attended", entries[0], torch.int32), array("total", entries[1], torch.int64)
+    channels = None if kept is None else (array("kept", kept[0], torch.int32), array("total", kept[1], torch.int64))
 
     def advance() -> None:
-        for counter in arrays:
-            counter += 1
-        if added is not None and summed is not None:
-            np.add(summed, added, out=summed)
+        np.add(attended_total, attended, out=attended_total)
+        np.add(attended_total, 1, out=attended_total)
+        if channels is not None:
+            np.add(channels[1], channels[0], out=channels[1])
+        for counter in counters:
+            np.add(counter, 1, out=counter)
 
     return advance

@@ -1,0 +1,219 @@
+"""Reading checkpoints: Hugging Face directories with safetensors, and GGUF files. Never a pickle, never code from the
+folder.
+
+A GGUF is converted once by transformers into a Hugging Face directory under the data folder, named by the file's
+SHA-256; from then on it is read like any other (30 s the first time, memory-mapped afterwards).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from artifact.embedded import data_folder
+from artifact.errors import UserError
+from artifact.rope import inverse_frequencies
+from artifact.shapes import Shape, shape_from
+
+if TYPE_CHECKING:
+    import torch
+
+# Families whose layer is: norm, q k v, rope, attention, o, norm, gate up, SiLU, down. Qwen3 adds a norm on q and k
+# heads.
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A model folder that can be read: dimensions, what the layers need beside weights, and where tensors lie.
+
+    identity: names the model in records and caches: the SHA-256 of a GGUF, or else a hash of config.json and of every
+    weight file's name, size and time (hashing 16 GB of weights at every start would cost minutes).
+    """
+
+    folder: Path
+    shape: Shape
+    family: str
+    eps: float
+    inv_freq: tuple[float, ...]
+    identity: str
+    files: dict[str, Path]
+
+    def tensors(self, names: list[str]) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield the named tensors, each as stored. Raises UserError when a file is not a readable safetensors file."""
+        from safetensors import SafetensorError, safe_open
+
+        by_file: dict[Path, list[str]] = {}
+        for name in names:
+            by_file.setdefault(self.files[name], []).append(name)
+        for file, wanted in by_file.items():
+            try:
+                with safe_open(str(file), framework="pt") as stream:
+                    for name in wanted:
+                        yield name, stream.get_tensor(name)
+            except (SafetensorError, OSError) as error:
+                raise UserError(
+                    f"{file.name} cannot be read as safetensors ({error}); fetch the checkpoint again"
+                ) from error
+
+
+def open_checkpoint(source: str) -> Checkpoint:
+    """Open a Hugging Face directory or a GGUF file. Raises UserError naming what is missing or not supported."""
+    path = Path(source)
+    if path.is_file() and path.suffix == ".gguf":
+        path = _converted(path)
+    if not path.is_dir():
+        raise UserError(
+            f"model {source!r} is neither a Hugging Face directory nor a .gguf file; pass --model PATH to one"
+        )
+    config = _config(path)
+    family = str(config.get("model_type", ""))
+    if family not in FAMILIES:
+        raise UserError(
+            f"{path.name} is a {family or 'model without model_type'!r} checkpoint; supported architectures are {', '.join(FAMILIES)}"
+        )
+    if config.get("hidden_act", "silu") != "silu":
+        raise UserError(f"{path.name} uses activation {config['hidden_act']!r}; the gated MLP here is SiLU only")
+    window = config.get("sliding_window")
+    if window and config.get("use_sliding_window", True) and family == "mistral":
+        raise UserError(
+            f"{path.name} attends inside a sliding window of {window} tokens, which the cache here does not model"
+        )
+    shape = shape_from(str(path))
+    eps = config.get("rms_norm_eps", 1e-6)
+    files = _tensor_files(path)
+    return Checkpoint(
+        path,
+        shape,
+        family,
+        float(eps),
+        tuple(inverse_frequencies(config, shape.head_dim)),
+        _identity(path, files),
+        files,
+    )
+
+
+def _config(path: Path) -> dict[str, Any]:
+    file = path / "config.json"
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"{path} holds no config.json; pass a Hugging Face model directory") from None
+    except (OSError, ValueError) as error:
+        raise UserError(f"{file} is not readable JSON ({error}); fetch the checkpoint again") from error
+    if not isinstance(config, dict):
+        raise UserError(f"{file} holds {type(config).__name__}, not an object; fetch the checkpoint again")
+    return config
+
+
+def _tensor_files(path: Path) -> dict[str, Path]:
+    """Map every tensor name to its file, from the index of a sharded checkpoint or the header of a single file."""
+    from safetensors import SafetensorError, safe_open
+
+    index = path / "model.safetensors.index.json"
+    if index.is_file():
+        try:
+            table = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+            named = {str(name): path / Path(str(file)).name for name, file in table.items()}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise UserError(f"{index.name} in {path.name} is not a weight index ({error!r}); fetch it again") from error
+        missing = sorted({file.name for file in named.values() if not file.is_file()})
+        if missing:
+            raise UserError(
+                f"{path.name} lacks {missing[0]} ({len(missing)} weight files missing); fetch the checkpoint again"
+            )
+        return named
+    single = path / "model.safetensors"
+    if not single.is_file():
+        pickles = [p.name for p in path.iterdir() if p.suffix in (".bin", ".pt", ".pth")]
+        found = f"only {pickles[0]}, a pickle that is never loaded" if pickles else "no weights"
+        raise UserError(f"{path.name} holds {found}; pass a checkpoint with safetensors files or a GGUF")
+    try:
+        with safe_open(str(single), framework="pt") as stream:
+            return dict.fromkeys(stream.keys(), single)
+    except (SafetensorError, OSError) as error:
+        raise UserError(f"{single} cannot be read as safetensors ({error}); fetch the checkpoint again") from error
+
+
+def _identity(path: Path, files: dict[str, Path]) -> str:
+    converted = path / "complete"
+    if converted.is_file():
+        return converted.read_text()[:16]
+    digest = hashlib.sha256((path / "config.json").read_bytes())
+    for file in sorted(set(files.values())):
+        stat = file.stat()
+        digest.update(f"{file.name}:{stat.st_size}:{stat.st_mtime_ns}".encode())
+    return digest.hexdigest()[:16]
+
+
+def _converted(gguf: Path) -> Path:
+    """Return the converted directory of a GGUF file, converting it on first use."""
+    with gguf.open("rb") as stream:
+        sha256 = hashlib.file_digest(stream, "sha256").hexdigest()  # type: ignore[arg-type]
+    target = data_folder() / "converted" / sha256[:16]
+    if (target / "complete").is_file():
+        return target
+    _check_gguf(gguf)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    work = Path(tempfile.mkdtemp(dir=target.parent))
+    try:
+        _convert(gguf, work)
+        (work / "complete").write_text(sha256)
+        if not target.exists():
+            os.replace(work, target)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+    return target
+
+
+def _check_gguf(gguf: Path) -> None:
+    """Raise UserError unless the header names a supported architecture and the file is as long as it says."""
+    import gguf as reader
+
+    try:
+        fields = reader.GGUFReader(str(gguf)).fields
+        architecture = bytes(fields["general.architecture"].parts[-1]).decode()
+    except (ValueError, KeyError, IndexError, OSError, UnicodeDecodeError, OverflowError, MemoryError) as error:
+        raise UserError(f"{gguf.name} is not a readable GGUF file ({error}); fetch it again") from error
+    if architecture not in FAMILIES:
+        raise UserError(
+            f"{gguf.name} holds a {architecture!r} model; supported architectures are {', '.join(FAMILIES)}"
+        )
+
+
+def _convert(gguf: Path, target: Path) -> None:
+    """Write config, tokenizer and float32 tensors; transformers itself declines to save a model that came from a
+    GGUF.
+    """
+    os.environ.setdefault("TQDM_DISABLE", "1")
+    import torch
+    import transformers
+    from safetensors.torch import save_file
+
+    try:
+        model = transformers.AutoModelForCausalLM.from_pretrained(
+            str(gguf.parent), gguf_file=gguf.name, dtype=torch.float32, local_files_only=True
+        )
+        tokenizer = transformers.AutoTokenizer.from_pretrained(
+            str(gguf.parent), gguf_file=gguf.name, local_files_only=True
+        )
+    except (ValueError, KeyError, RuntimeError, OSError) as error:
+        raise UserError(f"{gguf.name} could not be loaded by transformers ({error}); fetch it again") from error
+    tied = model.config.tie_word_embeddings
+    tensors = {
+        name: value.contiguous()
+        for name, value in model.state_dict().items()
+        if not (tied and name == "lm_head.weight")
+    }
+    save_file(tensors, str(target / "model.safetensors"))
+    dropped = ("quantization_config", "_name_or_path")
+    config = {key: value for key, value in model.config.to_dict().items() if key not in dropped}
+    (target / "config.json").write_text(json.dumps(config, indent=1, sort_keys=True, default=str))
+    tokenizer.save_pretrained(str(target))

@@ -1,0 +1,244 @@
+"""The decode step: one code path for every mode, every profile, speed and quality.
+
+    embed -> L x (norm, qkv, rope + append, attention, o, norm, gate|up, down) -> norm -> head -> next position
+
+A mode changes only what a step reads: `thresholds` decide which input channels of the seven projections are read, a
+packed cache decides which entries attention reads. The full cache keeps growing in every mode, so a branch can be
+switched between steps. A `Decoder` is the list of launches of one mode; what it really read is counted by the kernels
+and summed on the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from artifact.cache import KVCache, PackedCache
+from artifact.errors import UserError
+from artifact.models import Layer, Weights
+from artifact.projection.thresholds import PROJECTIONS, Thresholds
+from kernels import Launch, attention, gate_up, gemv, rmsnorm, rope_append, sparse_gemv, token
+from kernels.selection import Selection
+
+
+@dataclass(frozen=True)
+class Counted:
+    """What a number of steps read, counted by the step itself.
+
+    steps; projection, cache and head bytes per step (means); keep ratios: bytes read over the bytes that dense steps
+    at the same positions read.
+    """
+
+    steps: int
+    projection_bytes: float
+    kv_bytes: float
+    head_bytes: float
+    r_p: float
+    r_kv: float
+
+    @property
+    def step_bytes(self) -> float:
+        return self.projection_bytes + self.kv_bytes + self.head_bytes
+
+
+@dataclass(frozen=True)
+class _Buffers:
+    """Activation vectors of one decoder, float32."""
+
+    residual: torch.Tensor
+    normed: torch.Tensor
+    qkv: torch.Tensor
+    query: torch.Tensor
+    mixed: torch.Tensor
+    delta: torch.Tensor
+    act: torch.Tensor
+    logits: torch.Tensor
+
+
+class Decoder:
+    """One sequence decoded in one mode.
+
+    tokens (capacity,) int64 holds the prompt and what follows: step() reads tokens[position]. With `greedy` it also
+    writes the most likely next token to tokens[position + 1]. thresholds None reads every weight; packed None reads
+    the full cache.
+    """
+
+    def __init__(
+        self,
+        weights: Weights,
+        cache: KVCache,
+        tokens: torch.Tensor,
+        thresholds: Thresholds | None = None,
+        packed: PackedCache | None = None,
+        greedy: bool = False,
+    ) -> None:
+        self.weights, self.cache, self.tokens = weights, cache, tokens
+        self.thresholds, self.packed = thresholds, packed
+        shape, device = weights.shape, weights.device
+        if packed is not None and packed.prompt_tokens > cache.tokens:
+            raise UserError(
+                f"the packed cache was selected from {packed.prompt_tokens} tokens, the full cache holds {cache.tokens}"
+            )
+        self._kept = torch.zeros(shape.layers, len(PROJECTIONS), dtype=torch.int32, device=device)
+        self._kept_total = torch.zeros(shape.layers, len(PROJECTIONS), dtype=torch.int64, device=device)
+        self._entries_total = torch.zeros(shape.layers, shape.kv_heads, dtype=torch.int64, device=device)
+        self._start = cache.tokens
+        self._selections = self._make_selections()
+        self._buffers = _buffers(weights)
+        self.logits = self._buffers.logits
+        self._launches = self._build(greedy)
+        self._replay: Callable[[], object] | None = None
+
+    @property
+    def attended(self) -> torch.Tensor:
+        """Lengths (L, kv_heads) of the cache that attention reads in this mode."""
+        return self.cache.lengths if self.packed is None else self.packed.lengths
+
+    def step(self) -> None:
+        """Decode one token: read tokens[position], append to the cache, leave logits (V,) and advance."""
+        if self._replay is not None:
+            self._replay()
+            return
+        for launch in self._launches:
+            launch()
+
+    def check_room(self, steps: int) -> None:
+        """Raise UserError unless the caches and the token buffer hold `steps` more tokens."""
+        room = min(self.cache.capacity, self.tokens.shape[0]) - self.cache.tokens
+        if self.packed is not None:
+            room = min(room, self.packed.capacity - int(self.packed.lengths.max()))
+        if steps > room:
+            raise UserError(
+                f"{steps} decode steps asked for, the caches have room for {room}; allocate a larger capacity"
+            )
+
+    def capture(self) -> None:
+        """Capture the launches in a CUDA graph; the launches have run once before, so that everything is compiled."""
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            for launch in self._launches:
+                launch()
+        self._replay = graph.replay
+
+    def reset_counts(self) -> None:
+        """Start counting anew from the current position."""
+        self._kept_total.zero_()
+        self._entries_total.zero_()
+        self._start = self.cache.tokens
+
+    def counted(self) -> Counted:
+        """Return what the steps since the last reset read. Raises RuntimeError when a mode did not do what it says."""
+        steps = self.cache.tokens - self._start
+        if steps < 1:
+            raise RuntimeError("no step was counted since the last reset")
+        shape = self.weights.shape
+        item = self.weights.embedding.element_size()
+        kv_item = self.cache.keys.element_size()
+        widths = torch.tensor([p.outputs for p in shape.projections], dtype=torch.float64)
+        dense = float(shape.layers * shape.projection_params * item)
+        read = dense
+        if self.thresholds is not None:
+            read = float((self._kept_total.cpu().double() * widths).sum()) * item / steps
+        entries = float(self._entries_total.sum()) / steps
+        # A dense step at position p reads p + 1 entries per layer and KV head.
+        full = (self._start + (steps + 1) / 2) * shape.layers * shape.kv_heads
+        return Counted(
+            steps=steps,
+            projection_bytes=read,
+            kv_bytes=entries * 2 * shape.head_dim * kv_item,
+            head_bytes=float(shape.head_params * item),
+            r_p=read / dense,
+            r_kv=entries / full,
+        )
+
+    def _make_selections(self) -> list[dict[str, Selection]]:
+        """Per layer, the selection of every fused projection; empty when the mode reads all weights."""
+        shape = self.weights.shape
+        if self.thresholds is None:
+            return [{} for _ in range(shape.layers)]
+        q, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+        fused = {
+            "qkv": ((0, 1, 2), (0, q, q + kv, q + 2 * kv)),
+            "o": ((3,), (0, shape.hidden)),
+            "gate_up": ((4, 5), (0, shape.intermediate, 2 * shape.intermediate)),
+            "down": ((6,), (0, shape.hidden)),
+        }
+        values = self.thresholds.values.to(self.weights.device)
+        return [
+            {
+                site: Selection(
+                    values[layer, columns[0] : columns[-1] + 1].contiguous(),
+                    segments,
+                    self._kept[layer, columns[0] : columns[-1] + 1],
+                )
+                for site, (columns, segments) in fused.items()
+            }
+            for layer in range(shape.layers)
+        ]
+
+    def _build(self, greedy: bool) -> list[Launch]:
+        weights, buffers, cache = self.weights, self._buffers, self.cache
+        launches: list[Launch] = [token.bind_embed(self.tokens, cache.position, weights.embedding, buffers.residual)]
+        for index, layer in enumerate(weights.layers):
+            launches += self._layer(index, layer)
+        launches.append(rmsnorm.bind(buffers.residual, weights.final_norm, weights.eps, buffers.normed, buffers.delta))
+        launches.append(gemv.bind(buffers.normed, weights.head, buffers.logits))
+        if greedy:
+            launches.append(token.bind_argmax(buffers.logits, self.tokens, cache.position))
+        lengths = [cache.lengths] if self.packed is None else [cache.lengths, self.packed.lengths]
+        kept = None if self.thresholds is None else (self._kept, self._kept_total)
+        launches.append(token.bind_advance(cache.position, lengths, (self.attended, self._entries_total), kept))
+        return launches
+
+    def _layer(self, index: int, layer: Layer) -> list[Launch]:
+        weights, b, cache, packed = self.weights, self._buffers, self.cache, self.packed
+        eps, select = weights.eps, self._selections[index]
+        full = (cache.keys[index], cache.values[index])
+        own = None if packed is None else (packed.keys[index], packed.values[index], packed.lengths[index])
+        keys, values = full if own is None else own[:2]
+        scale = weights.shape.head_dim**-0.5
+        before = None if index == 0 else b.delta
+
+        def project(x: torch.Tensor, site: str, y: torch.Tensor) -> Launch:
+            matrix = {"qkv": layer.qkv, "o": layer.o, "down": layer.down}[site]
+            if select:
+                return sparse_gemv.bind(x, matrix.w_in, y, select[site], matrix.bias)
+            return gemv.bind(x, matrix.w, y, matrix.bias)
+
+        launches = [
+            rmsnorm.bind(b.residual, layer.attention_norm, eps, b.normed, before, select.get("qkv")),
+            project(b.normed, "qkv", b.qkv),
+            rope_append.bind(
+                b.qkv, weights.inv_freq, cache.position, b.query, full, own, layer.q_norm, layer.k_norm, eps
+            ),
+            attention.bind(b.query, keys, values, self.attended[index], b.mixed, scale, select.get("o")),
+            project(b.mixed, "o", b.delta),
+            rmsnorm.bind(b.residual, layer.mlp_norm, eps, b.normed, b.delta, select.get("gate_up")),
+        ]
+        if select:
+            launches.append(gate_up.bind_sparse(b.normed, layer.gate_up.w_in, b.act, select["gate_up"], select["down"]))
+        else:
+            launches.append(gate_up.bind(b.normed, layer.gate_up.w, b.act))
+        launches.append(project(b.act, "down", b.delta))
+        return launches
+
+
+def _buffers(weights: Weights) -> _Buffers:
+    shape = weights.shape
+    q_width = shape.heads * shape.head_dim
+
+    def vector(size: int) -> torch.Tensor:
+        return torch.zeros(size, dtype=torch.float32, device=weights.device)
+
+    return _Buffers(
+        residual=vector(shape.hidden),
+        normed=vector(shape.hidden),
+        qkv=vector(q_width + 2 * shape.kv_heads * shape.head_dim),
+        query=vector(q_width).view(shape.heads, shape.head_dim),
+        mixed=vector(q_width),
+        delta=vector(shape.hidden),
+        act=vector(shape.intermediate),
+        logits=vector(shape.vocab),
+    )

@@ -1,0 +1,132 @@
+"""Dense prefill in torch: fills a KV cache from token ids, layer by layer over the whole prompt.
+
+Going layer by layer keeps one (n, hidden) activation and needs no causal mask between chunks; the MLP runs in row
+chunks, so memory does not grow with n x intermediate. A prefix of the result is the prefill of the prefix, so one
+pass over the longest context serves every shorter one. Queries of the tokens just before each requested length are
+kept for methods that score the cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import torch
+from torch.nn import functional
+
+from artifact.cache import KVCache
+from artifact.errors import UserError
+from artifact.models import Layer, Weights
+from kernels.rope_append import normalise, rotate
+
+MLP_ROWS = 1024
+
+# Called as observe(layer, site, x): x (rows, channels) is what the projection at `site` reads.
+Observer = Callable[[int, str, torch.Tensor], None]
+SITES = ("qkv", "o", "gate_up", "down")
+
+
+@dataclass(frozen=True)
+class Prefill:
+    """A filled cache, the final hidden state (n, hidden) and, per requested length, per layer, queries (heads, rows,
+    d).
+    """
+
+    cache: KVCache
+    hidden: torch.Tensor
+    queries: dict[int, list[torch.Tensor]]
+
+
+@torch.inference_mode()
+def prefill(
+    weights: Weights,
+    tokens: torch.Tensor,
+    capacity: int | None = None,
+    query_lengths: Iterable[int] = (),
+    rows: int = 64,
+    observe: Observer | None = None,
+    progress: Callable[[float], None] | None = None,
+) -> Prefill:
+    """Run the dense model over `tokens` (n,) int64 and return its cache.
+
+    query_lengths: for each such length m <= n, keep the rotated queries of tokens m - rows .. m - 1.
+    Raises UserError for an empty prompt or one longer than the model's window.
+    """
+    shape = weights.shape
+    count = int(tokens.shape[0])
+    if not 1 <= count <= shape.window:
+        raise UserError(
+            f"a prompt of {count} tokens does not fit the model's window of {shape.window}; shorten the text"
+        )
+    cache = KVCache.allocate(shape, capacity or count, str(weights.device), weights.dtype)
+    positions = torch.arange(count, device=weights.device, dtype=torch.float32)
+    angles = positions[:, None] * weights.inv_freq
+    hidden = weights.embedding[tokens].float()
+    kept: dict[int, list[torch.Tensor]] = {length: [] for length in query_lengths}
+    for index, layer in enumerate(weights.layers):
+        queries = _layer(weights, layer, index, hidden, angles, cache, observe)
+        for length, per_layer in kept.items():
+            per_layer.append(queries[:, max(0, length - rows) : length].float().contiguous())
+        if progress is not None:
+            progress((index + 1) / shape.layers)
+    cache.set_tokens(count)
+    return Prefill(cache, hidden, kept)
+
+
+def logits(weights: Weights, hidden: torch.Tensor) -> torch.Tensor:
+    """Return (rows, V) float32 logits of (rows, hidden) final hidden states."""
+    normed = _norm(hidden, weights.final_norm, weights.eps)
+    return (normed.to(weights.dtype) @ weights.head.T).float()
+
+
+def _norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps) * weight
+
+
+def _linear(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    return functional.linear(x.to(w.dtype), w, None if bias is None else bias.to(w.dtype)).float()
+
+
+def _layer(
+    weights: Weights,
+    layer: Layer,
+    index: int,
+    hidden: torch.Tensor,
+    angles: torch.Tensor,
+    cache: KVCache,
+    observe: Observer | None,
+) -> torch.Tensor:
+    """Advance `hidden` (n, H) in place through one layer; return the rotated queries (heads, n, d)."""
+    shape = weights.shape
+    count, dim = hidden.shape[0], shape.head_dim
+    q_width, kv_width = shape.heads * dim, shape.kv_heads * dim
+    normed = _norm(hidden, layer.attention_norm, weights.eps)
+    if observe is not None:
+        observe(index, "qkv", normed)
+    q, k, v = _linear(normed, layer.qkv.w, layer.qkv.bias).split((q_width, kv_width, kv_width), dim=-1)
+    q = rotate(normalise(q.view(count, shape.heads, dim), layer.q_norm, weights.eps), angles[:, None])
+    k = rotate(normalise(k.view(count, shape.kv_heads, dim), layer.k_norm, weights.eps), angles[:, None])
+    queries = q.transpose(0, 1).to(weights.dtype)
+    cache.keys[index][:, :count] = k.transpose(0, 1)
+    cache.values[index][:, :count] = v.view(count, shape.kv_heads, dim).transpose(0, 1)
+    attended = functional.scaled_dot_product_attention(
+        queries[None],
+        cache.keys[index][None, :, :count],
+        cache.values[index][None, :, :count],
+        is_causal=True,
+        enable_gqa=shape.group > 1,
+    )[0]
+    mixed = attended.transpose(0, 1).reshape(count, q_width).float()
+    if observe is not None:
+        observe(index, "o", mixed)
+    hidden += _linear(mixed, layer.o.w, layer.o.bias)
+    for start in range(0, count, MLP_ROWS):
+        rows = hidden[start : start + MLP_ROWS]
+        normed = _norm(rows, layer.mlp_norm, weights.eps)
+        gate, up = _linear(normed, layer.gate_up.w, layer.gate_up.bias).chunk(2, dim=-1)
+        act = functional.silu(gate) * up
+        if observe is not None:
+            observe(index, "gate_up", normed)
+            observe(index, "down", act)
+        rows += _linear(act, layer.down.w, layer.down.bias)
+    return queries

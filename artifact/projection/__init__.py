@@ -1,0 +1,1 @@
+"""Projection methods: one file each; a method decides which input channels of a projection a step reads."""
