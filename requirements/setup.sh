@@ -1,7 +1,9 @@
 #!/usr/bin/env bash
 # Makes .venv hold what the named sets need, and the embedded model. Quick when nothing changed since the last time.
 # Usage: requirements/setup.sh [test] [lint]        (what the artifact itself needs is always included)
-# PYTHON: the interpreter to build .venv with. TORCH: cpu, cuda or auto (cuda where an NVIDIA GPU answers).
+#        requirements/setup.sh --packages           (only the pinned packages: neither the artifact itself nor the model)
+# PYTHON: the interpreter to build the environment with. VENV: where, instead of .venv.
+# TORCH: cpu, cuda or auto (cuda where an NVIDIA GPU answers).
 # TORCH_INDEX: the package index that serves PyTorch's CPU builds; empty to ask only the indexes pip is set up with.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -9,7 +11,8 @@ cd "$(dirname "$0")/.."
 python=${PYTHON:-python3}
 torch=${TORCH:-auto}
 torch_index=${TORCH_INDEX-https://download.pytorch.org/whl/cpu}
-venv=.venv
+venv=${VENV:-.venv}
+packages_only=; if [ "${1:-}" = --packages ]; then packages_only=yes; shift; fi
 export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1
 
 say() { printf '%s\n' "setup: $*" >&2; }
@@ -72,14 +75,15 @@ install_run() {
     pip uninstall --quiet --yes sparse-decoding-artifact
     pip install --quiet 'setuptools>=77'
   fi
+  if [ -n "$packages_only" ]; then return; fi
   # The locked setuptools builds the editable install, so nothing unpinned is fetched for it.
   pip install --quiet --no-deps --no-build-isolation --editable .
   pip check >/dev/null || { pip check >&2 || true; die "the installed packages do not fit together."; }
 }
 
-key=$(hash_of "$PWD" "$version" "$torch" pyproject.toml requirements/run.txt "requirements/torch-$torch.txt")
+key=$(hash_of "$PWD" "$version" "$packages_only" "$torch" pyproject.toml requirements/run.txt "requirements/torch-$torch.txt")
 if ! fresh run "$key"; then
-  say "installing into $venv (Python $version, $torch build of PyTorch; about a minute and 1.2 GB)"
+  say "installing into $venv (Python $version, $torch build of PyTorch; a minute or two and 2 GB)"
   if ! "$venv/bin/python" -c "import sys; sys.exit('%d.%d' % sys.version_info[:2] != '$version')" 2>/dev/null; then
     "$python" -m venv --clear "$venv" ||
       die "$python cannot make virtual environments: install its venv package (Debian and Ubuntu: apt install python3-venv)."
@@ -98,6 +102,7 @@ for set in "$@"; do
   printf '%s' "$key" >"$(stamp_of "$set")"
 done
 
+if [ -n "$packages_only" ]; then exit 0; fi
 # WikiText-2 is only looked for on the first setup: asking an unreachable hub takes seconds.
 if [ -n "${ARTIFACT_FIRST_SETUP:-}" ]; then "$venv/bin/python" -m artifact.embedded
 else "$venv/bin/python" -m artifact.embedded --no-text >/dev/null; fi

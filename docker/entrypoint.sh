@@ -1,0 +1,22 @@
+#!/bin/sh
+# What `docker run` starts: the `artifact` command, after saying what this container lacks for the verb at hand.
+set -eu
+
+say() { printf 'container: %s\n' "$*" >&2; }
+
+can_write() { probe="$1/.probe-$$"; (mkdir -p "$1" && : >"$probe") 2>/dev/null && rm -f "$probe"; }
+
+case "${1:-}" in
+  verify | verify-all | bench | campaign)
+    can_write /tmp || { say "nothing can be written to /tmp: add --tmpfs /tmp to docker run."; exit 2; }
+    can_write runs || {
+      say "results cannot be written to $PWD/runs: mount a folder this user ($(id -u)) may write, as in" \
+        "-v \"\$PWD/runs:/work/runs\" --user \"\$(id -u):\$(id -g)\"."
+      exit 2
+    }
+    if [ ! -e "${NVIDIA_NODE:-/dev/nvidiactl}" ]; then
+      say "no GPU here (docker run --gpus all gives one): the default profile is 'embedded', on the CPU."
+    fi
+    ;;
+esac
+exec artifact "$@"
