@@ -1,8 +1,8 @@
 """Split-K decode attention in Triton, alone or with rotation and append in the same launch.
 
 A grid of KV heads x splits; a split owns consecutive blocks of the live entries, the length being read on the device, so one
-captured launch serves every context. Each program leaves a running maximum, a sum and an unnormalised output per query head; the
-last split of a head to arrive merges them in split order. Query heads of a group share the key and value loads.
+captured launch serves every context. Each program leaves its output and the logarithm of its softmax mass per query head; the last
+split of a head to arrive merges them in split order. Query heads of a group share the key and value loads.
 """
 
 from __future__ import annotations
@@ -33,19 +33,20 @@ LOG2E = 1.4426950408889634
 
 @dataclass(frozen=True)
 class Config:
-    """splits per KV head, keys per block, splits merged at once, warps, pipeline stages."""
+    """splits per KV head, keys per block, splits merged at once, warps, pipeline stages, registers per thread (0: free)."""
 
     splits: int
     block: int
     merge: int
     warps: int
     stages: int
+    registers: int = 0
 
 
 def config(kv_heads: int, dim: int, processors: int) -> Config:
     """Return the launch configuration: two programs per multiprocessor, fixed for every context."""
     splits = max(1, 2 * processors // kv_heads)
-    return Config(splits, 64 if dim <= 128 else 32, 16, 4, 3)
+    return Config(splits // 32 * 32 or splits, 64 if dim <= 128 else 32, 32, 8, 3)
 
 
 @triton.jit
@@ -83,9 +84,9 @@ def absorb(query, keys, values, valid, top, total, out):
 def split_attention(
     source, keys, values, lengths, result, scale,
     inv_freq, position, q_norm, k_norm, eps, scaling, full_k, full_v, packed_k, packed_v, packed_lengths,
-    tops, sums, outs, arrivals, CAPACITY, FULL_CAPACITY, PACKED_CAPACITY,
+    masses, outs, arrivals, CAPACITY, FULL_CAPACITY, PACKED_CAPACITY,
     GROUP: tl.constexpr, GROUP_SPAN: tl.constexpr, D: tl.constexpr, D_SPAN: tl.constexpr, BLOCK: tl.constexpr,
-    SPLITS: tl.constexpr, MERGE: tl.constexpr, ROWS: tl.constexpr, FUSED: tl.constexpr, PACKED: tl.constexpr, QNORM: tl.constexpr,
+    SPLITS: tl.constexpr, MERGE: tl.constexpr, MEMBERS: tl.constexpr, FUSED: tl.constexpr, PACKED: tl.constexpr, QNORM: tl.constexpr,
     KNORM: tl.constexpr, STAGES: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """source: rotated queries (heads, D), or with FUSED the raw q|k|v vector. `lengths` counts entries before this step's own."""
@@ -156,34 +157,33 @@ def split_attention(
         top, total, out = absorb(narrow, block_keys, block_values, valid, top, total, out)
 
     place = (head * SPLITS + split) * GROUP
-    tl.store(tops + place + row, top, mask=row < GROUP)
-    tl.store(sums + place + row, total, mask=row < GROUP)
+    filled = tl.where(total > 0.0, total, 1.0)
+    tl.store(masses + place + row, tl.where(total == 0.0, float("-inf"), top + tl.log2(filled)), mask=row < GROUP)
     spot = outs + (place + row)[:, None] * D + lane[None, :]
-    tl.store(spot, out, mask=(row < GROUP)[:, None] & in_dim)
+    tl.store(spot, out / filled[:, None], mask=(row < GROUP)[:, None] & in_dim)
 
     if arrives_last(arrivals + head, SPLITS):
-        flat = tl.arange(0, ROWS)
-        inside = flat < GROUP * D
         piece = tl.arange(0, MERGE)
-        best = tl.full((ROWS,), float("-inf"), dtype=tl.float32)
-        weight = tl.zeros((ROWS,), dtype=tl.float32)
-        merged = tl.zeros((ROWS,), dtype=tl.float32)
+        member = tl.arange(0, MEMBERS)
+        best = tl.full((MEMBERS,), float("-inf"), dtype=tl.float32)
+        weight = tl.zeros((MEMBERS,), dtype=tl.float32)
+        merged = tl.zeros((MEMBERS, D_SPAN), dtype=tl.float32)
         used = tl.maximum(1, tl.cdiv(cached, tl.maximum(per_split, 1)))
         for low in tl.range(0, used, MERGE):
-            index = (head * SPLITS + low + piece) * GROUP
-            real = ((low + piece) < used)[:, None] & inside[None, :]
-            spots = index[:, None] + (flat // D)[None, :]
-            local = tl.load(tops + spots, mask=real, other=float("-inf"), cache_modifier=".cg")
-            mass = tl.load(sums + spots, mask=real, other=0.0, cache_modifier=".cg")
-            part = tl.load(outs + index[:, None] * D + flat[None, :], mask=real, other=0.0, cache_modifier=".cg")
+            spots = ((head * SPLITS + low + piece) * GROUP)[:, None] + member[None, :]
+            real = ((low + piece) < used)[:, None] & (member < GROUP)[None, :]
+            places = outs + (spots * D)[:, :, None] + lane[None, None, :]
+            local = tl.load(masses + spots, mask=real, other=float("-inf"), cache_modifier=".cg")
+            part = tl.load(places, mask=real[:, :, None] & (lane < D)[None, None, :], other=0.0, cache_modifier=".cg")
             higher = tl.maximum(best, tl.max(local, axis=0))
             base = tl.where(higher == float("-inf"), 0.0, higher)
             factor = tl.exp2(local - base[None, :])
             shrink = tl.exp2(best - base)
-            weight = weight * shrink + tl.sum(mass * factor, axis=0)
-            merged = merged * shrink + tl.sum(part * factor, axis=0)
+            weight = weight * shrink + tl.sum(factor, axis=0)
+            merged = merged * shrink[:, None] + tl.sum(part * factor[:, :, None], axis=0)
             best = higher
-        tl.store(result + head * GROUP * D + flat, merged / weight, mask=inside)
+        final = result + (head * GROUP + member)[:, None] * D + lane[None, :]
+        tl.store(final, merged / weight[:, None], mask=(member < GROUP)[:, None] & in_dim)
 
 
 def _bind(
@@ -195,23 +195,22 @@ def _bind(
     group = out.shape[0] // dim // kv_heads
     c = chosen or config(kv_heads, dim, multiprocessors(keys))
     states = kv_heads * c.splits * group
-    tops, sums = workspace("tops", keys, states), workspace("sums", keys, states)
-    outs = workspace("outs", keys, states * dim)
+    masses, outs = workspace("masses", keys, states), workspace("outs", keys, states * dim)
     fused = full is not None
     full_k, full_v = full or (keys, values)
     packed_k, packed_v, packed_lengths = packed or (keys, values, lengths)
     q_norm, k_norm = (inv_freq if norm is None else norm for norm in norms)
     constants = {
         "GROUP": group, "GROUP_SPAN": max(16, power_of_two(group)), "D": dim, "D_SPAN": max(16, power_of_two(dim)),
-        "BLOCK": c.block, "SPLITS": c.splits, "MERGE": c.merge, "ROWS": power_of_two(group * dim), "FUSED": fused,
+        "BLOCK": c.block, "SPLITS": c.splits, "MERGE": c.merge, "MEMBERS": power_of_two(group), "FUSED": fused,
         "PACKED": packed is not None, "QNORM": norms[0] is not None, "KNORM": norms[1] is not None, "STAGES": c.stages,
         "OVERLAP": overlaps(keys),
     }  # fmt: skip
     arguments = (
         source, keys, values, lengths, out, scale, inv_freq, position, q_norm, k_norm, eps, scaling, full_k, full_v, packed_k,
-        packed_v, packed_lengths, tops, sums, outs, counters(keys), capacity, full_k.shape[1], packed_k.shape[1],
+        packed_v, packed_lengths, masses, outs, counters(keys), capacity, full_k.shape[1], packed_k.shape[1],
     )  # fmt: skip
-    return launcher(split_attention, (kv_heads, c.splits), arguments, constants, c.warps, c.stages)
+    return launcher(split_attention, (kv_heads, c.splits), arguments, constants, c.warps, c.stages, c.registers)
 
 
 def bind(

@@ -85,14 +85,26 @@ def counters(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def launcher(
-    kernel: Any, grid: tuple[int, ...], arguments: tuple[Any, ...], constants: dict[str, Any], warps: int, stages: int = 2
+    kernel: Any,
+    grid: tuple[int, ...],
+    arguments: tuple[Any, ...],
+    constants: dict[str, Any],
+    warps: int,
+    stages: int = 2,
+    registers: int = 0,
 ) -> Callable[[], object]:
-    """Return a callable that launches `kernel` with everything fixed; OVERLAP in `constants` also sets the launch attribute."""
-    options = {} if INTERPRETED else {"launch_pdl": bool(constants.get("OVERLAP", False))}
+    """Return a callable that launches `kernel` with everything fixed; OVERLAP in `constants` also sets the launch attribute.
+
+    `registers` bounds the registers per thread, for more resident programs; 0 leaves them to the compiler.
+    """
+    options: dict[str, Any] = {}
+    if not INTERPRETED:
+        options = {"launch_pdl": bool(constants.get("OVERLAP", False)), "num_stages": stages}
+        options |= {"maxnreg": registers} if registers else {}
     bound = kernel[grid]
 
     def launch() -> object:
-        return bound(*arguments, **constants, num_warps=warps, num_stages=stages, **options)
+        return bound(*arguments, **constants, num_warps=warps, **options)
 
     return launch
 

@@ -14,11 +14,12 @@ from kernels.cuda.common import Norm, launcher, overlaps, power_of_two, wait_for
 
 @dataclass(frozen=True)
 class Config:
-    """rows of w per program (pairs of rows when gated), weights of one row read at once, warps."""
+    """rows of w per program (pairs when gated), weights of one row read at once, warps, registers per thread (0: free)."""
 
     rows: int
     block: int
     warps: int
+    registers: int = 0
 
 
 def config(rows: int, depth: int, paired: bool) -> Config:
@@ -92,7 +93,7 @@ def bind_dense(
     }  # fmt: skip
     weight, eps = (norm.weight, norm.eps) if norm else (x, 0.0)
     arguments = (x, weight, w, y if bias is None else bias, y, eps, outputs)
-    return launcher(dense, (triton.cdiv(outputs, c.rows),), arguments, constants, c.warps)
+    return launcher(dense, (triton.cdiv(outputs, c.rows),), arguments, constants, c.warps, registers=c.registers)
 
 
 def bind(

@@ -26,8 +26,8 @@ def rotate_and_append(
     wait_for_producer(OVERLAP)
     where = tl.load(position)
     if program < HEADS:
-        head = rotated(qkv + program * D, q_norm, inv_freq, where, eps, scaling, lane, D, QNORM)
-        tl.store(query + program * D + lane, head, mask=live)
+        turned = rotated(qkv + program * D, q_norm, inv_freq, where, eps, scaling, lane, D, QNORM)
+        tl.store(query + program * D + lane, turned, mask=live)
     else:
         head = program - HEADS
         key = rotated(qkv + program * D, k_norm, inv_freq, where, eps, scaling, lane, D, KNORM)

@@ -34,88 +34,119 @@ from kernels.selection import Selection
 
 @dataclass(frozen=True)
 class Config:
-    """columns per tile, input channels per slice, channels read at once, warps."""
+    """columns per tile (gate and up together when paired), input channels per slice, channels read at once, warps, registers
+    per thread (0: the compiler's choice)."""
 
     columns: int
     slice: int
     channels: int
     warps: int
+    registers: int = 0
 
 
-def config(depth: int, columns: int, processors: int, paired: bool) -> Config:
-    """Return the launch configuration for a (depth, columns) input-major weight: about four programs per multiprocessor."""
+def config(depth: int, columns: int, processors: int) -> Config:
+    """Return the launch configuration for a (depth, columns) input-major weight: at least four programs per multiprocessor."""
     width = min(256, power_of_two(columns))
     tiles = max(1, columns // width)
-    channels = 64
-    target = max(1, round(4 * processors / tiles))
-    size = max(channels, channels * math.ceil(depth / target / channels))
+    channels = min(32, power_of_two(depth))
+    fewest = max(1, round(4 * processors / tiles))
+    size = max(channels, min(256, channels * (depth // fewest // channels)))
     return Config(width, size, channels, 8)
 
 
 @triton.jit
 def thresholded(
-    x, weight, w, bias, y, thresholds, kept, tiles, partial, arrivals, counts, eps, N,
-    K: tl.constexpr, STRIDE: tl.constexpr, SLICE: tl.constexpr, SLICES: tl.constexpr, SLICES_SPAN: tl.constexpr,
+    x, weight, w, bias, y, thresholds, kept, tiles, partial, arrivals, counts, eps,
+    N: tl.constexpr, K: tl.constexpr, STRIDE: tl.constexpr, SLICE: tl.constexpr, SLICES: tl.constexpr, MERGE: tl.constexpr,
     COLUMNS: tl.constexpr, CHANNELS: tl.constexpr, SPAN: tl.constexpr, PARTS: tl.constexpr, ALIGN: tl.constexpr,
     WHOLE: tl.constexpr, NORMED: tl.constexpr, BIASED: tl.constexpr, ACCUMULATE: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """PARTS = 1: y[n] (+)= sum over kept i of x[i] w[i, n]. PARTS = 2: y = silu(part 0) * part 1, part p at columns N p + n."""
+    """PARTS = 1: y[n] (+)= sum over kept i of x[i] w[i, n]. PARTS = 2: y = silu(part 0) * part 1, part p at columns N p + n.
+
+    With two parts a tile holds COLUMNS / 2 columns of each, side by side.
+    """
     tile = tl.program_id(0)
     split = tl.program_id(1)
-    tiles_total = tl.num_programs(0)
+    row_stride = tl.num_programs(0) * COLUMNS
     start = tl.multiple_of(tl.load(tiles + tile * 4), ALIGN)
     end = tl.load(tiles + tile * 4 + 1)
     segment = tl.load(tiles + tile * 4 + 2)
     counting = tl.load(tiles + tile * 4 + 3)
-    column = start + tl.arange(0, COLUMNS)
-    lane = tl.arange(0, CHANNELS)
+    half: tl.constexpr = COLUMNS // PARTS
+    lane = tl.arange(0, COLUMNS)
+    within = start + lane % half
+    source = (within + (lane // half) * N)[None, :]
+    second = (lane >= half)[None, :]
+    threshold = tl.load(thresholds + segment)
+    threshold_up = tl.load(thresholds + segment + PARTS - 1)
+    row = tl.arange(0, CHANNELS)
     wait_for_producer(OVERLAP)
 
     scale = 1.0
     if NORMED:
         scale = inverse_rms(x, eps, K, SPAN)
-    for part in tl.static_range(PARTS):
-        threshold = tl.load(thresholds + segment + part)
-        total = tl.zeros((CHANNELS, COLUMNS), dtype=tl.float32)
-        read = tl.zeros((CHANNELS,), dtype=tl.int32)
-        for step in tl.static_range(0, SLICE, CHANNELS):
-            channel = split * SLICE + step + lane
-            inside = channel < K
-            value = tl.load(x + channel, mask=inside, other=0.0)
-            if NORMED:
-                value = value * tl.load(weight + channel, mask=inside, other=0.0) * scale
-            keep = inside & ((tl.abs(value) <= threshold) == 0)
-            pointers = w + channel.to(tl.int64)[:, None] * STRIDE + (column + part * N)[None, :]
-            if WHOLE:
-                block = tl.load(pointers, mask=keep[:, None], other=0.0)
-            else:
-                block = tl.load(pointers, mask=keep[:, None] & (column < end)[None, :], other=0.0)
-            total += block.to(tl.float32) * tl.where(keep, value, 0.0)[:, None]
-            read += keep.to(tl.int32)
-        at = partial + (split * PARTS + part) * (tiles_total * COLUMNS) + tile * COLUMNS + tl.arange(0, COLUMNS)
-        tl.store(at, tl.sum(total, axis=0))
-        if counting != 0:
-            tl.store(counts + (segment + part) * SLICES + split, tl.sum(read, axis=0))
+    total = tl.zeros((CHANNELS, COLUMNS), dtype=tl.float32)
+    read = tl.zeros((CHANNELS,), dtype=tl.int32)
+    read_up = tl.zeros((CHANNELS,), dtype=tl.int32)
+    for step in tl.static_range(0, SLICE, CHANNELS):
+        channel = split * SLICE + step + row
+        inside = channel < K
+        value = tl.load(x + channel, mask=inside, other=0.0)
+        if NORMED:
+            value = value * tl.load(weight + channel, mask=inside, other=0.0) * scale
+        size = tl.abs(value)
+        keep = inside & ((size <= threshold) == 0)
+        read += keep.to(tl.int32)
+        pointers = w + channel.to(tl.int64)[:, None] * STRIDE + source
+        if PARTS == 2:
+            keep_up = inside & ((size <= threshold_up) == 0)
+            read_up += keep_up.to(tl.int32)
+            wanted = (keep[:, None] & (second == 0)) | (keep_up[:, None] & second)
+            factor = tl.where(keep | keep_up, value, 0.0)
+        else:
+            wanted = keep[:, None]
+            factor = tl.where(keep, value, 0.0)
+        if WHOLE:
+            block = tl.load(pointers, mask=wanted, other=0.0)
+        else:
+            block = tl.load(pointers, mask=wanted & (within < end)[None, :], other=0.0)
+        product = block.to(tl.float32) * factor[:, None]
+        if PARTS == 2:
+            product = tl.where(wanted, product, 0.0)
+        total += product
+    tl.store(partial + split * row_stride + tile * COLUMNS + lane, tl.sum(total, axis=0))
+    if counting != 0:
+        tl.store(counts + segment * SLICES + split, tl.sum(read, axis=0))
+        if PARTS == 2:
+            tl.store(counts + (segment + 1) * SLICES + split, tl.sum(read_up, axis=0))
 
     if arrives_last(arrivals + tile, SLICES):
-        order = tl.arange(0, SLICES_SPAN)
-        at = partial + order[:, None] * (PARTS * tiles_total * COLUMNS) + tile * COLUMNS + tl.arange(0, COLUMNS)[None, :]
-        real = (order < SLICES)[:, None]
-        result = tl.sum(tl.load(at, mask=real, other=0.0, cache_modifier=".cg"), axis=0)
+        out_lane = tl.arange(0, half)
+        column = start + out_lane
+        order = tl.arange(0, MERGE)
+        result = tl.zeros((half,), dtype=tl.float32)
+        result_up = tl.zeros((half,), dtype=tl.float32)
+        for low in tl.static_range(0, SLICES, MERGE):
+            real = (low + order < SLICES)[:, None]
+            pieces = partial + (low + order)[:, None] * row_stride + (tile * COLUMNS + out_lane)[None, :]
+            result += tl.sum(tl.load(pieces, mask=real, other=0.0, cache_modifier=".cg"), axis=0)
+            if PARTS == 2:
+                result_up += tl.sum(tl.load(pieces + half, mask=real, other=0.0, cache_modifier=".cg"), axis=0)
         if PARTS == 2:
-            up = tl.sum(tl.load(at + tiles_total * COLUMNS, mask=real, other=0.0, cache_modifier=".cg"), axis=0)
-            result = result / (1.0 + tl.exp(-result)) * up
+            result = result / (1.0 + tl.exp(-result)) * result_up
+        live = column < end
         if BIASED:
-            result += tl.load(bias + column, mask=column < end, other=0.0).to(tl.float32)
+            result += tl.load(bias + column, mask=live, other=0.0).to(tl.float32)
         if ACCUMULATE:
-            result += tl.load(y + column, mask=column < end, other=0.0)
-        tl.store(y + column, result, mask=column < end)
+            result += tl.load(y + column, mask=live, other=0.0)
+        tl.store(y + column, result, mask=live)
         if counting != 0:
             for part in tl.static_range(PARTS):
-                read = tl.load(
-                    counts + (segment + part) * SLICES + order, mask=order < SLICES, other=0, cache_modifier=".cg"
-                )
-                tl.store(kept + segment + part, tl.sum(read, axis=0))
+                seen = tl.zeros((MERGE,), dtype=tl.int32)
+                for low in tl.static_range(0, SLICES, MERGE):
+                    slot = counts + (segment + part) * SLICES + low + order
+                    seen += tl.load(slot, mask=low + order < SLICES, other=0, cache_modifier=".cg")
+                tl.store(kept + segment + part, tl.sum(seen, axis=0))
 
 
 def _tiles(segments: tuple[int, ...], width: int) -> list[tuple[int, int, int, int]]:
@@ -133,27 +164,27 @@ def bind_thresholded(
 ) -> Callable[[], object]:  # fmt: skip
     """Bind the shared kernel of sparse_gemv (paired False) and sparse gate_up (paired True, segments (0, N, 2N))."""
     depth, outputs = w_in.shape[0], y.shape[0]
-    c = chosen or config(depth, w_in.shape[1], multiprocessors(w_in), paired)
-    tiles = _tiles((0, outputs) if paired else select.segments, c.columns)
-    slices, parts = math.ceil(depth / c.slice), 2 if paired else 1
+    c = chosen or config(depth, w_in.shape[1], multiprocessors(w_in))
+    parts = 2 if paired else 1
+    tiles = _tiles((0, outputs) if paired else select.segments, c.columns // parts)
+    slices = math.ceil(depth / c.slice)
     assert len(tiles) <= MAX_TILE_COUNTERS, "more column tiles than arrival counters"
-    partial = workspace("partial", w_in, slices * parts * len(tiles) * c.columns)
-    counts = workspace("counts", w_in, 4096 * 4).view(torch.int32)
+    partial = workspace("partial", w_in, slices * len(tiles) * c.columns)
+    counts = workspace("counts", w_in, 1 << 16).view(torch.int32)
     assert slices * len(select.segments) <= counts.numel(), "more channel slices than the count buffer holds"
-    starts = [tile[0] for tile in tiles] + [outputs if paired else 16, w_in.shape[1]]
+    edges = [tile[0] for tile in tiles] + [tile[1] for tile in tiles] + [outputs, w_in.shape[1]]
     constants = {
-        "K": depth, "STRIDE": w_in.shape[1], "SLICE": c.slice, "SLICES": slices, "SLICES_SPAN": power_of_two(slices),
-        "COLUMNS": c.columns, "CHANNELS": c.channels, "SPAN": power_of_two(depth), "PARTS": parts,
-        "ALIGN": math.gcd(16, *starts), "WHOLE": all(end - start == c.columns for start, end, _, _ in tiles),
+        "N": outputs, "K": depth, "STRIDE": w_in.shape[1], "SLICE": c.slice, "SLICES": slices,
+        "MERGE": min(32, power_of_two(slices)), "COLUMNS": c.columns, "CHANNELS": c.channels, "SPAN": power_of_two(depth),
+        "PARTS": parts, "ALIGN": math.gcd(16, *edges), "WHOLE": all(end - start == c.columns // parts for start, end, _, _ in tiles),
         "NORMED": norm is not None, "BIASED": bias is not None, "ACCUMULATE": accumulate, "OVERLAP": overlaps(w_in),
     }  # fmt: skip
     table = torch.tensor(tiles, dtype=torch.int32, device=w_in.device)
     weight, eps = (norm.weight, norm.eps) if norm else (x, 0.0)
     arguments = (
-        x, weight, w_in, y if bias is None else bias, y, select.thresholds, select.kept, table, partial, counters(w_in), counts,
-        eps, outputs,
+        x, weight, w_in, y if bias is None else bias, y, select.thresholds, select.kept, table, partial, counters(w_in), counts, eps,
     )  # fmt: skip
-    return launcher(thresholded, (len(tiles), slices), arguments, constants, c.warps)
+    return launcher(thresholded, (len(tiles), slices), arguments, constants, c.warps, registers=c.registers)
 
 
 def bind(
