@@ -67,8 +67,8 @@ install_torch() {
 
 install_run() {
   if locked_platform; then
-    pip install --quiet --require-hashes -r requirements/run.txt
     install_torch
+    pip install --quiet --require-hashes -r requirements/run.txt
   else
     say "no locked set for Python $version on $(uname -sm): installing the newest compatible releases, not the pinned ones."
     pip install --quiet .
