@@ -200,7 +200,7 @@ def errors_of(log: SampleLog, claim: str) -> list[tuple[str, bool]]:
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
     """Sorted keys, strict JSON, replaced atomically: a reader sees the old file or the new one."""
-    text = json.dumps(portable(dict(value)), sort_keys=True, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    text = json.dumps(portable(dict(value)), sort_keys=True, indent=2, allow_nan=False) + "\n"
     scratch = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         scratch.write_text(text, encoding="utf-8")

@@ -1,9 +1,9 @@
 """The append-only file of raw samples, `samples.jsonl`: one group of lines per cell, its closing line last.
 
-A group is written in one go and synced: the rows, then a closing line with their count and SHA-256. A reader trusts a
-group only when its closing line matches, so a killed process, a full disk, a truncated or a hand-edited file can lose
-or invent no cell. Opening for writing cuts off a half-written tail. Memory holds one index entry per cell; rows stay
-on disk until asked for.
+A group is written in one go and synced: the rows, then a closing line with their count and the SHA-256 of all of it. A
+reader trusts a group only when its closing line matches, so a killed process, a full disk, a truncated or a hand-edited
+file can lose or invent no cell. Opening for writing cuts off a half-written tail. Memory holds one index entry per cell;
+rows stay on disk until asked for.
 """
 
 from __future__ import annotations
@@ -47,13 +47,11 @@ def encode(row: Row) -> bytes:
 
     Non-finite floats keep Python's NaN and Infinity tokens, so they survive a round trip.
     """
-    return json.dumps(row, sort_keys=True, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
+    return json.dumps(row, sort_keys=True, separators=(",", ":")).encode() + b"\n"
 
 
 def scan(path: Path) -> tuple[list[Group], int, int]:
-    """Trusted groups in file order, bytes up to the end of the last one, and the number of lines outside any trusted
-    group.
-    """
+    """Trusted groups in file order, bytes up to the end of the last one, and how many lines lie outside of them."""
     groups: list[Group] = []
     trusted_end = start = position = lines = dropped = 0
     digest = hashlib.sha256()
@@ -68,13 +66,30 @@ def scan(path: Path) -> tuple[list[Group], int, int]:
                 lines += 1
                 continue
             cell = _identity(closing)
-            if cell and closing.get("rows") == lines and closing.get("sha256") == digest.hexdigest():
+            if cell and closing.get("rows") == lines and _matches(digest, closing):
                 groups.append(Group(cell, start, position - len(line) - start, closing))
                 trusted_end = position
             else:
                 dropped += lines + 1
             start, lines, digest = position, 0, hashlib.sha256()
     return groups, trusted_end, dropped + lines
+
+
+def _checksum(body: bytes, closing: Row) -> str:
+    """SHA-256 of the lines of a group and of everything that its closing line says besides."""
+    return _sealed(hashlib.sha256(body), closing)
+
+
+def _sealed(digest: hashlib._Hash, closing: Row) -> str:
+    digest.update(encode({key: value for key, value in closing.items() if key != "sha256"}))
+    return digest.hexdigest()
+
+
+def _matches(digest: hashlib._Hash, closing: Row) -> bool:
+    try:
+        return bool(closing.get("sha256") == _sealed(digest, closing))
+    except RecursionError:
+        return False  # nested by hand, deeper than it can be written
 
 
 def _closing(line: bytes) -> Row | None:
@@ -115,8 +130,9 @@ class SampleLog:
         if not self._writable:
             raise ValueError(f"{self.path.name} was opened for reading")
         body = b"".join(encode(row) for row in rows)
-        tail = {**closing, CLOSING: True, "rows": len(rows), "sha256": hashlib.sha256(body).hexdigest()}
+        tail = {**closing, CLOSING: True, "rows": len(rows)}
         tail |= {"claim": cell.claim, "cell": cell.key, "block": cell.block, "profile": cell.profile}
+        tail |= {"sha256": _checksum(body, tail)}
         start = self._write(body + encode(tail))
         group = Group(cell, start, len(body), tail)
         self._latest[cell] = group
@@ -171,7 +187,7 @@ class SampleLog:
         with self.path.open("rb") as file:
             file.seek(group.offset)
             body = file.read(group.length)
-        if hashlib.sha256(body).hexdigest() != group.closing["sha256"]:
+        if _checksum(body, group.closing) != group.closing["sha256"]:
             raise ValueError(f"{self.path.name} changed while it was being read, at byte {group.offset}")
         return list(_decode(body))
 
