@@ -33,7 +33,7 @@ COPY artifact/__init__.py artifact/errors.py artifact/embedded.py artifact/text.
 RUN python -m artifact.embedded
 COPY artifact/checkpoints.py artifact/rope.py artifact/shapes.py artifact/
 RUN python -c 'from artifact import checkpoints, embedded; checkpoints.open_checkpoint(str(embedded.path()))' \
- && chmod -R a+rX /opt/data
+ && chmod -R a+rX /opt/data/converted
 
 COPY . .
 RUN pip install --quiet --no-deps --no-build-isolation --editable . \

@@ -70,13 +70,13 @@ expect 2 run "$image" no-such-command
 expect 0 run --entrypoint sh "$image" -c '[ "$(id -u)" != 0 ] && [ ! -w /opt/artifact ] && [ ! -w /opt/data ]'
 mkdir -m 777 "$work/runs"
 locked=(--read-only --tmpfs /tmp -v "$work/runs:/work/runs")
-expect 0 run "${locked[@]}" "$image" verify byte-account --run runs/byte
+expect 0 run "${locked[@]}" "$image" verify byte_account --run runs/byte
 shows "no GPU here"
 expect 0 run "${locked[@]}" "$image" tables runs/byte
 cp -r "$work/runs/byte/tables" "$work/first"
 expect 0 run "${locked[@]}" "$image" tables runs/byte
 diff -r "$work/first" "$work/runs/byte/tables" || fail "the tables of a run differ when rendered again"
-expect 2 run --read-only --tmpfs /tmp "$image" verify byte-account
+expect 2 run --read-only --tmpfs /tmp "$image" verify byte_account
 shows "results cannot be written"
 # Inconclusive on a busy machine is no fault of the image; contradicted or an error is.
 expect "0 3" run "${locked[@]}" "$image" verify-all --quick
