@@ -22,7 +22,7 @@ test:
 	$(BIN)/python -m pytest $(ARGS)
 
 lint:
-	@requirements/setup.sh test lint
+	@requirements/setup.sh lint
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
