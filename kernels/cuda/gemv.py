@@ -9,17 +9,19 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.cuda.common import Norm, launcher, overlaps, power_of_two, wait_for_producer
+from kernels.cuda.common import Norm, launcher, multiprocessors, overlaps, power_of_two, wait_for_producer
 
 
 @dataclass(frozen=True)
 class Config:
-    """rows of w per program (pairs when gated), weights of one row read at once, warps, registers per thread (0: free)."""
+    """rows of w at a time (pairs when gated), weights of one row read at once, warps, registers per thread (0: free) and, for
+    the form whose programs walk over all rows with x in registers, programs per multiprocessor (block must reach K)."""
 
     rows: int
     block: int
     warps: int
     registers: int = 0
+    resident: int = 0
 
 
 def config(rows: int, depth: int, paired: bool) -> Config:
@@ -80,6 +82,50 @@ def dense(
     tl.store(y + out_row, result, mask=out_row < N)
 
 
+@triton.jit
+def dense_persistent(
+    x, weight, w, bias, y, eps, N, K: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr, PAIRED: tl.constexpr, NORMED: tl.constexpr, BIASED: tl.constexpr,
+    ACCUMULATE: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
+    """As `dense` with K <= BLOCK: x stays in registers while a program walks over row groups, one group ahead of the sums."""
+    outputs: tl.constexpr = ROWS // 2 if PAIRED else ROWS
+    lane = tl.arange(0, ROWS)
+    part = lane // 2 + (lane % 2) * N if PAIRED else lane
+    k = tl.arange(0, BLOCK)
+    whole: tl.constexpr = K == BLOCK
+    begin = tl.program_id(0) * outputs
+    stride = tl.num_programs(0) * outputs
+    own = lane // 2 if PAIRED else lane
+    live = (begin + own < N)[:, None]
+    pointers = w + (begin + part).to(tl.int64)[:, None] * K + k[None, :]
+    ahead = tl.load(pointers, mask=live if whole else live & (k < K)[None, :], other=0.0)
+    if NORMED:
+        gain = tl.load(weight + k) if whole else tl.load(weight + k, mask=k < K, other=0.0)
+    wait_for_producer(OVERLAP)
+
+    value = tl.load(x + k) if whole else tl.load(x + k, mask=k < K, other=0.0)
+    scale = 1.0
+    if NORMED:
+        scale = 1.0 / tl.sqrt(tl.sum(value * value, axis=0) / K + eps)
+        value *= gain
+    for first in range(begin, N, stride):
+        tile = ahead
+        pointers += stride.to(tl.int64) * K
+        live = (first + stride + own < N)[:, None]
+        ahead = tl.load(pointers, mask=live if whole else live & (k < K)[None, :], other=0.0)
+        result = tl.sum(tile.to(tl.float32) * value[None, :], axis=1) * scale
+        if PAIRED:
+            gate, up = tl.split(tl.reshape(result, (outputs, 2)))
+            result = gate / (1.0 + tl.exp(-gate)) * up
+        out_row = first + tl.arange(0, outputs)
+        if BIASED:
+            result += tl.load(bias + out_row, mask=out_row < N, other=0.0).to(tl.float32)
+        if ACCUMULATE:
+            result += tl.load(y + out_row, mask=out_row < N, other=0.0)
+        tl.store(y + out_row, result, mask=out_row < N)
+
+
 def bind_dense(
     x: torch.Tensor, w: torch.Tensor, y: torch.Tensor, bias: torch.Tensor | None, norm: Norm | None, accumulate: bool,
     paired: bool, chosen: Config | None = None,
@@ -93,7 +139,11 @@ def bind_dense(
     }  # fmt: skip
     weight, eps = (norm.weight, norm.eps) if norm else (x, 0.0)
     arguments = (x, weight, w, y if bias is None else bias, y, eps, outputs)
-    return launcher(dense, (triton.cdiv(outputs, c.rows),), arguments, constants, c.warps, registers=c.registers)
+    groups = triton.cdiv(outputs, c.rows)
+    if not c.resident:
+        return launcher(dense, (groups,), arguments, constants, c.warps, registers=c.registers)
+    programs = min(groups, c.resident * multiprocessors(w))
+    return launcher(dense_persistent, (programs,), arguments, constants, c.warps, registers=c.registers)
 
 
 def bind(

@@ -1,8 +1,9 @@
-"""Thresholded matrix-vector product in Triton: every program selects within its own slice of x and masks the rows it skips.
+"""Thresholded matrix-vector product in Triton: every program selects within its own slice of x and reads only kept rows.
 
-A grid of column tiles x channel slices. Program (tile, slice) reads the kept rows of its slice, writes one partial sum per column,
-and the last slice of a tile to arrive adds the partial sums in slice order: no zeroing, no atomics on results, and no
-launch for the selection. Column tiles never straddle a segment, so a tile has one threshold.
+A grid of column tiles x channel slices. Program (tile, slice) compares its slice of x with the threshold, writes the kept
+channels to a list of its own, reads their weight rows two blocks ahead, and leaves one partial sum per column. The last slice
+of a tile to arrive adds the partial sums in slice order: no zeroing, no atomics on results, no launch for the selection.
+Column tiles never straddle a segment, so a tile has one threshold.
 """
 
 from __future__ import annotations
@@ -45,25 +46,37 @@ class Config:
 
 
 def config(depth: int, columns: int, processors: int) -> Config:
-    """Return the launch configuration for a (depth, columns) input-major weight: at least four programs per multiprocessor."""
+    """Return the launch configuration for a (depth, columns) input-major weight: three programs per multiprocessor."""
     width = min(256, power_of_two(columns))
     tiles = max(1, columns // width)
-    channels = min(32, power_of_two(depth))
-    fewest = max(1, round(4 * processors / tiles))
-    size = max(channels, min(256, channels * (depth // fewest // channels)))
-    return Config(width, size, channels, 8)
+    slices = max(1, 3 * processors // tiles)
+    return Config(width, math.ceil(depth / slices), 32, 8)
+
+
+@triton.jit
+def kept_rows(entry, w, source, second, within, end, STRIDE: tl.constexpr, PARTS: tl.constexpr, WHOLE: tl.constexpr):
+    """Return the (CHANNELS, COLUMNS) weights of listed channels; an entry without flags reads nothing."""
+    low = entry.to(tl.int32)
+    wanted = ((low >> 28) & 1 != 0)[:, None]
+    if PARTS == 2:
+        wanted = (wanted & (second == 0)) | (((low >> 29) & 1 != 0)[:, None] & second)
+    if not WHOLE:
+        wanted = wanted & (within < end)[None, :]
+    pointers = w + (low & 0x0FFFFFFF).to(tl.int64)[:, None] * STRIDE + source
+    return tl.load(pointers, mask=wanted, other=0.0)
 
 
 @triton.jit
 def thresholded(
-    x, weight, w, bias, y, thresholds, kept, tiles, partial, arrivals, counts, eps,
-    N: tl.constexpr, K: tl.constexpr, STRIDE: tl.constexpr, SLICE: tl.constexpr, SLICES: tl.constexpr, MERGE: tl.constexpr,
-    COLUMNS: tl.constexpr, CHANNELS: tl.constexpr, SPAN: tl.constexpr, PARTS: tl.constexpr, ALIGN: tl.constexpr,
-    WHOLE: tl.constexpr, NORMED: tl.constexpr, BIASED: tl.constexpr, ACCUMULATE: tl.constexpr, OVERLAP: tl.constexpr,
+    x, weight, w, bias, y, thresholds, kept, tiles, listed, partial, arrivals, counts, eps,
+    N: tl.constexpr, K: tl.constexpr, STRIDE: tl.constexpr, SLICE: tl.constexpr, SLICE_SPAN: tl.constexpr,
+    SLICES: tl.constexpr, MERGE: tl.constexpr, COLUMNS: tl.constexpr, CHANNELS: tl.constexpr, ROWS: tl.constexpr,
+    SPAN: tl.constexpr, PARTS: tl.constexpr, ALIGN: tl.constexpr, WHOLE: tl.constexpr, NORMED: tl.constexpr,
+    BIASED: tl.constexpr, ACCUMULATE: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """PARTS = 1: y[n] (+)= sum over kept i of x[i] w[i, n]. PARTS = 2: y = silu(part 0) * part 1, part p at columns N p + n.
 
-    With two parts a tile holds COLUMNS / 2 columns of each, side by side.
+    With two parts a tile holds COLUMNS / 2 columns of each, side by side, and a listed channel carries one flag for each.
     """
     tile = tl.program_id(0)
     split = tl.program_id(1)
@@ -79,56 +92,59 @@ def thresholded(
     second = (lane >= half)[None, :]
     threshold = tl.load(thresholds + segment)
     threshold_up = tl.load(thresholds + segment + PARTS - 1)
-    row = tl.arange(0, CHANNELS)
+    place = tl.arange(0, SLICE_SPAN)
+    channel = split * SLICE + place
+    inside = (place < SLICE) & (channel < K)
+    if NORMED:
+        gain = tl.load(weight + channel, mask=inside, other=0.0)
     wait_for_producer(OVERLAP)
 
-    scale = 1.0
+    value = tl.load(x + channel, mask=inside, other=0.0)
     if NORMED:
-        scale = inverse_rms(x, eps, K, SPAN)
-    total = tl.zeros((CHANNELS, COLUMNS), dtype=tl.float32)
-    read = tl.zeros((CHANNELS,), dtype=tl.int32)
-    read_up = tl.zeros((CHANNELS,), dtype=tl.int32)
-    for step in tl.static_range(0, SLICE, CHANNELS):
-        channel = split * SLICE + step + row
-        inside = channel < K
-        value = tl.load(x + channel, mask=inside, other=0.0)
-        if NORMED:
-            value = value * tl.load(weight + channel, mask=inside, other=0.0) * scale
-        size = tl.abs(value)
-        keep = inside & ((size <= threshold) == 0)
-        read += keep.to(tl.int32)
-        pointers = w + channel.to(tl.int64)[:, None] * STRIDE + source
-        if PARTS == 2:
-            keep_up = inside & ((size <= threshold_up) == 0)
-            read_up += keep_up.to(tl.int32)
-            wanted = (keep[:, None] & (second == 0)) | (keep_up[:, None] & second)
-            factor = tl.where(keep | keep_up, value, 0.0)
-        else:
-            wanted = keep[:, None]
-            factor = tl.where(keep, value, 0.0)
-        if WHOLE:
-            block = tl.load(pointers, mask=wanted, other=0.0)
-        else:
-            block = tl.load(pointers, mask=wanted & (within < end)[None, :], other=0.0)
-        product = block.to(tl.float32) * factor[:, None]
-        if PARTS == 2:
-            product = tl.where(wanted, product, 0.0)
-        total += product
-    tl.store(partial + split * row_stride + tile * COLUMNS + lane, tl.sum(total, axis=0))
+        value = value * gain * inverse_rms(x, eps, K, SPAN)
+    keep = (inside & ((tl.abs(value) <= threshold) == 0)).to(tl.int32)
+    either = keep
+    flags = keep << 28
+    if PARTS == 2:
+        keep_up = (inside & ((tl.abs(value) <= threshold_up) == 0)).to(tl.int32)
+        either = keep | keep_up
+        flags = flags | (keep_up << 29)
+    order = tl.cumsum(either, axis=0) - either
+    count = tl.sum(either, axis=0)
+    mine = listed + (split * tl.num_programs(0) + tile) * SLICE_SPAN
+    packed = (value.to(tl.int32, bitcast=True).to(tl.int64) << 32) | (channel | flags).to(tl.int64)
+    tl.store(mine + order, packed, mask=either != 0)
     if counting != 0:
-        tl.store(counts + segment * SLICES + split, tl.sum(read, axis=0))
+        tl.store(counts + segment * SLICES + split, tl.sum(keep, axis=0))
         if PARTS == 2:
-            tl.store(counts + (segment + 1) * SLICES + split, tl.sum(read_up, axis=0))
+            tl.store(counts + (segment + 1) * SLICES + split, tl.sum(keep_up, axis=0))
+    tl.debug_barrier()
+
+    row = tl.arange(0, CHANNELS)
+    total = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)
+    entry = tl.load(mine + row, mask=row < count, other=0, cache_modifier=".cg")
+    block = kept_rows(entry, w, source, second, within, end, STRIDE, PARTS, WHOLE)
+    upcoming = tl.load(mine + CHANNELS + row, mask=CHANNELS + row < count, other=0, cache_modifier=".cg")
+    for done in range(0, count, CHANNELS):
+        ahead = kept_rows(upcoming, w, source, second, within, end, STRIDE, PARTS, WHOLE)
+        later = done + 2 * CHANNELS + row
+        following = tl.load(mine + later, mask=later < count, other=0, cache_modifier=".cg")
+        product = block.to(tl.float32) * (entry >> 32).to(tl.int32).to(tl.float32, bitcast=True)[:, None]
+        total += tl.sum(tl.reshape(product, (CHANNELS // ROWS, ROWS, COLUMNS)), axis=0)
+        entry = upcoming
+        upcoming = following
+        block = ahead
+    tl.store(partial + split * row_stride + tile * COLUMNS + lane, tl.sum(total, axis=0))
 
     if arrives_last(arrivals + tile, SLICES):
         out_lane = tl.arange(0, half)
         column = start + out_lane
-        order = tl.arange(0, MERGE)
+        index = tl.arange(0, MERGE)
         result = tl.zeros((half,), dtype=tl.float32)
         result_up = tl.zeros((half,), dtype=tl.float32)
         for low in tl.static_range(0, SLICES, MERGE):
-            real = (low + order < SLICES)[:, None]
-            pieces = partial + (low + order)[:, None] * row_stride + (tile * COLUMNS + out_lane)[None, :]
+            real = (low + index < SLICES)[:, None]
+            pieces = partial + (low + index)[:, None] * row_stride + (tile * COLUMNS + out_lane)[None, :]
             result += tl.sum(tl.load(pieces, mask=real, other=0.0, cache_modifier=".cg"), axis=0)
             if PARTS == 2:
                 result_up += tl.sum(tl.load(pieces + half, mask=real, other=0.0, cache_modifier=".cg"), axis=0)
@@ -144,8 +160,8 @@ def thresholded(
             for part in tl.static_range(PARTS):
                 seen = tl.zeros((MERGE,), dtype=tl.int32)
                 for low in tl.static_range(0, SLICES, MERGE):
-                    slot = counts + (segment + part) * SLICES + low + order
-                    seen += tl.load(slot, mask=low + order < SLICES, other=0, cache_modifier=".cg")
+                    slot = counts + (segment + part) * SLICES + low + index
+                    seen += tl.load(slot, mask=low + index < SLICES, other=0, cache_modifier=".cg")
                 tl.store(kept + segment + part, tl.sum(seen, axis=0))
 
 
@@ -170,19 +186,21 @@ def bind_thresholded(
     slices = math.ceil(depth / c.slice)
     assert len(tiles) <= MAX_TILE_COUNTERS, "more column tiles than arrival counters"
     partial = workspace("partial", w_in, slices * len(tiles) * c.columns)
+    listed = workspace("listed", w_in, slices * len(tiles) * power_of_two(c.slice) * 2).view(torch.int64)
     counts = workspace("counts", w_in, 1 << 16).view(torch.int32)
     assert slices * len(select.segments) <= counts.numel(), "more channel slices than the count buffer holds"
     edges = [tile[0] for tile in tiles] + [tile[1] for tile in tiles] + [outputs, w_in.shape[1]]
     constants = {
-        "N": outputs, "K": depth, "STRIDE": w_in.shape[1], "SLICE": c.slice, "SLICES": slices,
-        "MERGE": min(32, power_of_two(slices)), "COLUMNS": c.columns, "CHANNELS": c.channels, "SPAN": power_of_two(depth),
+        "N": outputs, "K": depth, "STRIDE": w_in.shape[1], "SLICE": c.slice, "SLICE_SPAN": power_of_two(c.slice), "SLICES": slices,
+        "MERGE": min(32, power_of_two(slices)), "COLUMNS": c.columns, "CHANNELS": c.channels, "ROWS": min(c.channels, max(1, c.warps * 256 // c.columns)),
+        "SPAN": power_of_two(depth),
         "PARTS": parts, "ALIGN": math.gcd(16, *edges), "WHOLE": all(end - start == c.columns // parts for start, end, _, _ in tiles),
         "NORMED": norm is not None, "BIASED": bias is not None, "ACCUMULATE": accumulate, "OVERLAP": overlaps(w_in),
     }  # fmt: skip
     table = torch.tensor(tiles, dtype=torch.int32, device=w_in.device)
     weight, eps = (norm.weight, norm.eps) if norm else (x, 0.0)
     arguments = (
-        x, weight, w_in, y if bias is None else bias, y, select.thresholds, select.kept, table, partial, counters(w_in), counts, eps,
+        x, weight, w_in, y if bias is None else bias, y, select.thresholds, select.kept, table, listed, partial, counters(w_in), counts, eps,
     )  # fmt: skip
     return launcher(thresholded, (len(tiles), slices), arguments, constants, c.warps, registers=c.registers)
 

@@ -38,28 +38,29 @@ def chosen_by(device: torch.device, thresholds: list[float], segments: tuple[int
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize(("rows", "depth"), [(7, 64), (129, 96), (32, 320)])
+@pytest.mark.parametrize("chosen", [None, gemv.Config(2, 64, 1), gemv.Config(2, 512, 1, resident=2)])
 def test_dense_equals_float64_with_bias_norm_and_residual(
-    device: torch.device, rows: int, depth: int, dtype: torch.dtype
+    device: torch.device, rows: int, depth: int, dtype: torch.dtype, chosen: gemv.Config | None
 ) -> None:
     torch.manual_seed(rows)
     x, w, bias = draw(device, depth), draw(device, rows, depth, dtype=dtype), draw(device, rows)
     y = torch.full((rows,), float("nan"), device=device)
-    gemv.bind(x, w, y, bias, chosen=gemv.Config(2, 64, 1))()
+    gemv.bind(x, w, y, bias, chosen=chosen)()
     assert error(y, w.double() @ x.double() + bias.double()) < TOLERANCE
 
     norm = Norm(draw(device, depth), 1e-5)
     before = draw(device, rows)
     y = before.clone()
-    gemv.bind(x, w, y, norm=norm, accumulate=True)()
+    gemv.bind(x, w, y, norm=norm, accumulate=True, chosen=chosen)()
     assert error(y, before.double() + w.double() @ normed(x, norm)) < TOLERANCE
 
 
 def test_gated_dense_equals_float64(device: torch.device) -> None:
     torch.manual_seed(1)
-    for inner, rows in ((33, 1), (48, 2)):
+    for inner, chosen in ((33, gemv.Config(1, 32, 1)), (48, gemv.Config(2, 32, 1)), (33, gemv.Config(2, 64, 1, resident=1))):
         x, w, norm = draw(device, 64), draw(device, 2 * inner, 64, dtype=torch.float16), Norm(draw(device, 64), 1e-6)
         act = torch.full((inner,), float("nan"), device=device)
-        gate_up.bind(x, w, act, norm=norm, chosen=gemv.Config(rows, 32, 1))()
+        gate_up.bind(x, w, act, norm=norm, chosen=chosen)()
         assert error(act, gate_up_op.reference(normed(x, norm), w.double())) < TOLERANCE
 
 
