@@ -42,8 +42,8 @@ RUN pip install --quiet --no-deps --no-build-isolation --editable . \
  && mkdir -p /work/runs && chmod 1777 /work/runs
 
 # All that is written at run time goes to /tmp and /work/runs, so the root file system may be read-only.
-ENV HOME=/tmp XDG_CACHE_HOME=/tmp/cache NUMBA_CACHE_DIR=/tmp/numba TRITON_CACHE_DIR=/tmp/triton MPLCONFIGDIR=/tmp/mpl \
-    HF_HUB_OFFLINE=1 PYTHONDONTWRITEBYTECODE=1 \
+ENV ARTIFACT_DATA=/tmp/data HOME=/tmp XDG_CACHE_HOME=/tmp/cache NUMBA_CACHE_DIR=/tmp/numba \
+    TRITON_CACHE_DIR=/tmp/triton MPLCONFIGDIR=/tmp/mpl HF_HUB_OFFLINE=1 PYTHONDONTWRITEBYTECODE=1 \
     NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
 ARG COMMIT=
 LABEL org.opencontainers.image.title="Sparse decoding artifact" \

@@ -55,7 +55,7 @@ def test_heavy_layers_come_before_the_source() -> None:
 
 def test_everything_written_at_run_time_goes_to_tmp() -> None:
     variables = dict(pair.split("=", 1) for name, rest in instructions() if name == "ENV" for pair in shlex.split(rest))
-    for name in ("HOME", "XDG_CACHE_HOME", "NUMBA_CACHE_DIR", "TRITON_CACHE_DIR", "MPLCONFIGDIR"):
+    for name in ("ARTIFACT_DATA", "HOME", "XDG_CACHE_HOME", "NUMBA_CACHE_DIR", "TRITON_CACHE_DIR", "MPLCONFIGDIR"):
         assert variables[name].startswith("/tmp"), name
 
 
@@ -71,7 +71,7 @@ def test_the_compose_file_runs_both_images_without_network_or_writable_root() ->
     services = yaml.safe_load((ROOT / "docker" / "compose.yaml").read_text())["services"]
     assert set(services) == {"artifact", "gpu"}
     for service in services.values():
-        assert service["network_mode"] == "none" and service["read_only"] and service["tmpfs"] == ["/tmp"]
+        assert service["network_mode"] == "none" and service["read_only"] and service["tmpfs"] == ["/tmp:exec"]
     assert services["gpu"]["build"]["args"]["TORCH"] == "cuda"
     assert services["gpu"]["deploy"]["resources"]["reservations"]["devices"][0]["capabilities"] == ["gpu"]
 
@@ -95,7 +95,8 @@ def container(tmp_path: Path) -> Path:
 
 
 def enter(folder: Path, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
-    full = {"PATH": f"{folder / 'bin'}:{os.environ['PATH']}", "NVIDIA_NODE": str(folder / "no-gpu"), **env}
+    full = {"PATH": f"{folder / 'bin'}:{os.environ['PATH']}", "NVIDIA_NODE": str(folder / "no-gpu")}
+    full |= {"ARTIFACT_DATA": str(folder / "data"), "BAKED_DATA": str(folder / "baked")} | env
     command = [str(ROOT / "docker" / "entrypoint.sh"), *words]
     return subprocess.run(command, cwd=folder, env=full, capture_output=True, text=True, timeout=20, check=False)
 
@@ -111,6 +112,15 @@ def test_the_entry_point_says_that_there_is_no_gpu_only_where_it_matters(contain
     assert enter(container, "list").stderr == ""
     (container / "nvidia").touch()
     assert enter(container, "verify-all", NVIDIA_NODE=str(container / "nvidia")).stderr == ""
+
+
+def test_baked_data_is_linked_where_derived_data_can_be_written(container: Path) -> None:
+    (container / "baked" / "model").mkdir(parents=True)
+    (container / "baked" / "model" / "weights").touch()
+    for _ in range(2):
+        assert enter(container, "list").returncode == 0
+    assert (container / "data" / "model" / "weights").exists() and os.access(container / "data", os.W_OK)
+    assert [file.name for file in (container / "data").iterdir()] == ["model"]
 
 
 def test_results_that_cannot_be_written_are_one_sentence(container: Path) -> None:
