@@ -1,0 +1,62 @@
+"""The same bits on every run and for every number of threads, in fresh processes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+# Widths that no thread count divides, segment bounds inside a vector, lengths around splits, a ragged cache.
+SCRIPT = """
+import hashlib, os
+import numba, torch
+assert numba.get_num_threads() == int(os.environ["NUMBA_NUM_THREADS"])
+from kernels import attention, gate_up, gemv, score, sparse_gemv
+from tests.inputs import draw, filled, selection, vector
+
+outputs = {}
+x, w, bias = vector("outliers", 333), draw(337, 333, seed=1), draw(337, seed=2)
+y = filled(337)
+gemv.bind(x, w, y, bias)()
+outputs["gemv"] = y
+
+y, select = filled(337), selection([0.4, 0.9, 0.1], (0, 131, 202, 337))
+sparse_gemv.bind(x, w.T.contiguous(), y, select, bias)()
+outputs["sparse_gemv"], outputs["kept"] = y, select.kept
+
+w, act = draw(2 * 149, 333, seed=3), filled(149)
+gate_up.bind(x, w, act)()
+outputs["gate_up"] = act
+act = filled(149)
+gate_up.bind_sparse(x, w.T.contiguous(), act, selection([0.4, 0.9], (0, 149, 298)))()
+outputs["gate_up sparse"] = act
+
+keys, values, out = draw(3, 1700, 64, seed=4), draw(3, 1700, 64, seed=5), filled(576)
+lengths = torch.tensor([1600, 513, 1023], dtype=torch.int32)
+attention.bind(draw(9, 64), keys, values, lengths, out, 0.125)()
+outputs["attention"] = out
+outputs["score"] = score.snapkv(draw(9, 16, 64), keys, 0.125, "max", 21)
+
+for name, value in outputs.items():
+    assert torch.isfinite(value.double()).all(), name
+    print(name, hashlib.sha256(value.numpy().tobytes()).hexdigest())
+"""
+
+
+def bits(threads: int) -> str:
+    env = dict(os.environ, NUMBA_NUM_THREADS=str(threads), OMP_WAIT_POLICY="passive")
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT], env=env, cwd=ROOT, capture_output=True, text=True, check=False, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_results_do_not_depend_on_the_run_or_the_number_of_threads() -> None:
+    one = bits(1)
+    assert len(one.splitlines()) == 7
+    for threads in (2, 3):
+        assert bits(threads) == one, f"{threads} threads"
