@@ -1,4 +1,4 @@
-"""Seeded inputs for the kernel tests, hostile ones included, and the measures of error that tests/tolerances.py bounds."""
+"""Seeded inputs for the kernel tests, hostile ones included, and the measures of error to be bounded."""
 
 from __future__ import annotations
 

@@ -28,8 +28,8 @@ EXP = 2 * 2.0**-23
 # Attention probabilities summed over rows, against their largest value.
 SCORES = 2e-6
 
-# Logits of a tiny model, relative L2: float32 through three layers. The demand on the engine is 1e-3; this much stricter
-# bound is what finds a subtle mistake, such as one wrong row among many.
+# Logits of a tiny model, relative L2: float32 through three layers. The demand on the engine is 1e-3; a stricter bound
+# finds a subtle mistake, such as one wrong row among many.
 LOGITS = 2e-5
 
 # Logits of a pretrained 30-layer model: its outlier channels (hundreds of times the rest) cost float32 two digits.
