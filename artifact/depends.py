@@ -31,7 +31,8 @@ _file_hashes: dict[tuple[str, int, int], str] = {}
 def sources_hash(claim_source: Path, root: Path = ROOT, models: Iterable[Path] = ()) -> str:
     """SHA-256 over a claim's file, the measuring sources and the model and text files, by name and content."""
     digest = hashlib.sha256()
-    paths = {p for pattern in MEASURING for p in root.glob(pattern) if p.name not in NOT_MEASURING}
+    found = {path for pattern in MEASURING for path in root.glob(pattern)}
+    paths = {path for path in found if path.name not in NOT_MEASURING and not path.stem.endswith("_judge")}
     for path in sorted(paths):
         _feed(digest, path.relative_to(root).as_posix(), path)
     _feed(digest, f"claims/{claim_source.name}", claim_source)

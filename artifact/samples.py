@@ -2,8 +2,8 @@
 
 A group is written in one go and synced: the rows, then a closing line with their count and the SHA-256 of all of it. A
 reader trusts a group only when its closing line matches, so a killed process, a full disk, a truncated or a hand-edited
-file can lose or invent no cell. Opening for writing cuts off a half-written tail. Memory holds one index entry per cell;
-rows stay on disk until asked for.
+file can lose or invent no cell. Opening for writing cuts off a half-written tail. Memory holds one index entry per
+cell; rows stay on disk until asked for.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Intervals over blocks and the three-way judgement of an interval against an acceptance region.
 
 Knows numbers only: no claims, no files, no clocks. A block is one fresh process; blocks are the unit of independence,
-steps inside a block are not. With the five or six blocks of a run, use `t_interval` over one estimate per block: a
-percentile bootstrap of so few blocks is too narrow (docs/judge-rates.md).
+steps inside a block are not. For the few blocks of a timing claim use `block_interval` over one estimate per block: a
+percentile bootstrap of so few is too narrow, and so is Student's t when a clock has two states (docs/judge-rates.md).
 """
 
 from __future__ import annotations
@@ -91,6 +91,28 @@ def t_interval(block_estimates: Sequence[float], level: float = 0.95, unit: str 
     return Interval(mean, mean - half, mean + half, n, method, unit)
 
 
+def block_interval(block_estimates: Sequence[float], level: float = 0.95, unit: str = "") -> Interval:
+    """The interval for a few blocks of unknown noise: the hull of the t interval and of the distribution-free one.
+
+    The t interval of few blocks is too narrow when blocks fall into two states; the interval of order statistics that
+    covers the median of any distribution holds for all of them, but knows no mean. The hull keeps both promises.
+    """
+    t = t_interval(block_estimates, level, unit)
+    if not t.finite:
+        return t
+    ordered = np.sort(np.asarray(block_estimates, dtype=np.float64))
+    rank = _median_rank(len(ordered), level)
+    low, high = float(ordered[rank]), float(ordered[len(ordered) - 1 - rank])
+    method = f"t and order statistics {level:.0%} over blocks"
+    return Interval(t.point, min(t.low, low), max(t.high, high), t.n, method, unit)
+
+
+def _median_rank(n: int, level: float) -> int:
+    """Largest r such that [x_r, x_(n-1-r)] of n sorted values covers their median with the level; 0 when none does."""
+    tail = np.cumsum([math.comb(n, i) for i in range((n + 1) // 2)]) / 2.0**n
+    return max(0, int((2 * tail <= 1 - level).sum()) - 1)
+
+
 def t_quantile(p: float, df: int) -> float:
     """Quantile of Student's t distribution."""
     from scipy.special import stdtrit
@@ -134,10 +156,10 @@ def paired_ratio(a: Sequence[float], b: Sequence[float], level: float = 0.95) ->
     """t interval for the geometric mean of a / b over pairs, computed on log ratios. Non-positive values give NaN."""
     require_equal_arms({"a": a, "b": b})
     pairs = np.column_stack([a, b]).astype(np.float64)
-    if not (pairs > 0).all():
+    if not ((pairs > 0) & np.isfinite(pairs)).all():
         return Interval(math.nan, math.nan, math.nan, len(pairs), f"t {level:.0%} over log ratios", "x")
     logs = t_interval(np.log(pairs[:, 0] / pairs[:, 1]).tolist(), level)
-    with np.errstate(over="ignore"):
+    with np.errstate(over="ignore"):  # infinite is the right answer, and judged inconclusive
         point, low, high = (float(np.exp(v)) for v in (logs.point, logs.low, logs.high))
     return Interval(point, low, high, logs.n, f"t {level:.0%} over log ratios", "x")
 

@@ -1,4 +1,4 @@
-"""Cells in real processes: every way to die is that cell's error, nothing finished is lost, a resumed run equals a whole one."""
+"""Cells in real processes: every death is one cell's error, nothing finished is lost, a resumed run equals a whole."""
 
 from __future__ import annotations
 

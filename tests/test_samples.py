@@ -42,7 +42,7 @@ def test_cut_at_any_byte_the_file_gives_exactly_the_finished_cells(tmp_path: Pat
     path = tmp_path / "s"
     written(path, A, B)
     whole = path.read_bytes()
-    ends = [group.offset for group in scan(path)[0]][1:] + [len(whole)]
+    ends = [*[group.offset for group in scan(path)[0]][1:], len(whole)]
     for cut in range(len(whole) + 1):
         path.write_bytes(whole[:cut])
         assert len(scan(path)[0]) == sum(end <= cut for end in ends), cut
