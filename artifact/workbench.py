@@ -1,0 +1,94 @@
+"""What quality measurements share: a loaded model with its tokenizer, texts and calibrated thresholds, and dense
+prefills that are made once per run and kept on disk.
+
+Files lie beside those of `artifact.prepare`: named by hashes, safe to delete, bounded in size together with them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from artifact import models, prepare, prompts, text
+from artifact.cache import KVCache
+from artifact.models import Weights
+from artifact.prefill import prefill
+from artifact.projection import teal
+from artifact.text import Text
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+ROWS = 64  # observation queries kept per prompt: as many as the paper's selection uses
+
+Say = Callable[[float, str], None]
+
+
+@dataclass(frozen=True)
+class Workbench:
+    """A model ready to be evaluated. calibration_tokens (n,) are what `calibration` was measured on."""
+
+    weights: Weights
+    tokenizer: PreTrainedTokenizerBase
+    calibration: teal.Calibration
+    calibration_tokens: torch.Tensor
+    calibration_text: Text
+    evaluation_text: Text
+    folder: Path
+    say: Say = field(default=lambda share, doing: None, compare=False)
+
+    @property
+    def text_label(self) -> str:
+        """One line naming both texts and their hashes."""
+        return f"evaluation: {self.evaluation_text.label}; calibration: {self.calibration_text.label}"
+
+
+def open_workbench(
+    model: str, text_file: str | None, device: str = "cpu", dtype: str = "float32", say: Say | None = None
+) -> Workbench:
+    """Load a model and calibrate its thresholds (or reuse them). Raises UserError for a bad model or text."""
+    weights = models.load(model, device, getattr(torch, dtype))
+    tokenizer = models.load_tokenizer(model)
+    calibration_text, evaluation_text = text.load(text_file, "calibration"), text.load(text_file, "evaluation")
+    folder = prepare._folder(weights.identity, calibration_text.sha256, evaluation_text.sha256)
+    say = say or (lambda share, doing: None)
+    ids = prompts.encode_at_least(tokenizer, calibration_text.text, prepare.CALIBRATION_TOKENS, calibration_text.name)
+    calibration = prepare._calibration(folder, weights, ids, say)
+    return Workbench(weights, tokenizer, calibration, ids, calibration_text, evaluation_text, folder, say)
+
+
+@dataclass(frozen=True)
+class Prefilled:
+    """A dense prefill of `tokens`: its cache and, per layer, the queries (heads, ROWS, d) of its last tokens."""
+
+    tokens: torch.Tensor
+    cache: KVCache
+    queries: list[torch.Tensor]
+
+
+def prefilled(bench: Workbench, tokens: torch.Tensor, doing: str) -> Prefilled:
+    """Make the dense prefill of tokens (n,), or map it from disk when an earlier cell made it."""
+    count = int(tokens.shape[0])
+    digest = hashlib.sha256(f"{teal.hash_tokens(tokens)}|{bench.weights.dtype}|{ROWS}".encode()).hexdigest()[:16]
+    file = bench.folder / f"prompt-{digest}.safetensors"
+    found = prepare._read(file)
+    if found is None:
+        on_device = tokens.to(bench.weights.device)
+        filled = prefill(
+            bench.weights, on_device, None, (count,), ROWS, progress=lambda share: bench.say(share, doing)
+        )
+        queries = torch.stack(filled.queries[count])
+        found = {"keys": filled.cache.keys, "values": filled.cache.values, "queries": queries}
+        prepare._write(file, found)
+        return Prefilled(tokens, filled.cache, filled.queries[count])
+    device = str(bench.weights.device)
+    keys, values = found["keys"].to(device), found["values"].to(device)
+    counters = torch.zeros(keys.shape[:2], dtype=torch.int32, device=device)
+    cache = KVCache(keys, values, torch.zeros(1, dtype=torch.int32, device=device), counters)
+    cache.set_tokens(count)
+    return Prefilled(tokens, cache, list(found["queries"].to(device)))
