@@ -33,7 +33,8 @@ LOG2E = 1.4426950408889634
 
 @dataclass(frozen=True)
 class Config:
-    """splits per KV head, keys per block, splits merged at once, warps, pipeline stages, registers per thread (0: free)."""
+    """splits per KV head, keys per block, splits merged at once, warps, pipeline stages, registers per thread (0: free), whether
+    the blocks of a head are dealt to splits in turn, bytes of keys and of values fetched into L2 before the wait (fused)."""
 
     splits: int
     block: int
@@ -41,6 +42,8 @@ class Config:
     warps: int
     stages: int
     registers: int = 0
+    cyclic: bool = False
+    fetch: int = 0
 
 
 def config(kv_heads: int, dim: int, processors: int) -> Config:
@@ -50,7 +53,14 @@ def config(kv_heads: int, dim: int, processors: int) -> Config:
 
 
 @triton.jit
-def rotated(base, norm, inv_freq, position, eps, scaling, lane, D: tl.constexpr, NORMED: tl.constexpr):
+def rotation(inv_freq, position, scaling, lane, D: tl.constexpr):
+    """Return scaled cosines and sines of a head's lanes at one position."""
+    angle = position.to(tl.float32) * tl.load(inv_freq + lane % (D // 2), mask=lane < D, other=0.0)
+    return tl.cos(angle) * scaling, tl.sin(angle) * scaling
+
+
+@triton.jit
+def rotated(base, norm, cosine, sine, eps, lane, D: tl.constexpr, NORMED: tl.constexpr):
     """Return a normed and rotated head: the D floats at `base` (a tensor of row pointers or one pointer), lanes in 0..D."""
     half: tl.constexpr = D // 2
     live = lane < D
@@ -61,9 +71,17 @@ def rotated(base, norm, inv_freq, position, eps, scaling, lane, D: tl.constexpr,
         scale = 1.0 / tl.sqrt(tl.sum(value * value, axis=len(value.shape) - 1, keep_dims=True) / D + eps)
         value = value * scale * tl.load(norm + lane, mask=live, other=0.0)
         partner = partner * scale * tl.load(norm + other, mask=live, other=0.0)
-    angle = position.to(tl.float32) * tl.load(inv_freq + lane % half, mask=live, other=0.0)
-    turned = tl.where(lane < half, -partner, partner)
-    return (value * tl.cos(angle) + turned * tl.sin(angle)) * scaling
+    return value * cosine + tl.where(lane < half, -partner, partner) * sine
+
+
+@triton.jit
+def fetch_to_l2(base, begin, end, BYTES: tl.constexpr):
+    """Ask for the bytes from `begin` to `end` after pointer `base`, at most BYTES (a power of two), without waiting for them."""
+    offset = begin + tl.arange(0, BYTES // 128).to(tl.int64) * 128
+    address = base.to(tl.int64) + tl.where(offset < end, offset, begin)
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.b32 $0, 0;", "=r,l", [address], dtype=tl.int32, is_pure=False, pack=1
+    )
 
 
 @triton.jit
@@ -87,7 +105,7 @@ def split_attention(
     masses, outs, arrivals, CAPACITY, FULL_CAPACITY, PACKED_CAPACITY,
     GROUP: tl.constexpr, GROUP_SPAN: tl.constexpr, D: tl.constexpr, D_SPAN: tl.constexpr, BLOCK: tl.constexpr,
     SPLITS: tl.constexpr, MERGE: tl.constexpr, MEMBERS: tl.constexpr, FUSED: tl.constexpr, PACKED: tl.constexpr, QNORM: tl.constexpr,
-    KNORM: tl.constexpr, STAGES: tl.constexpr, OVERLAP: tl.constexpr,
+    KNORM: tl.constexpr, STAGES: tl.constexpr, CYCLIC: tl.constexpr, FETCH: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """source: rotated queries (heads, D), or with FUSED the raw q|k|v vector. `lengths` counts entries before this step's own."""
     head = tl.program_id(0)
@@ -98,9 +116,16 @@ def split_attention(
         cached = length
     else:
         cached = length + 1
-    per_split = tl.cdiv(tl.cdiv(cached, SPLITS), BLOCK) * BLOCK
-    begin = split * per_split
-    end = tl.minimum(begin + per_split, cached)
+    if CYCLIC:
+        begin = split * BLOCK
+        end = cached
+        used = tl.maximum(1, tl.minimum(SPLITS, tl.cdiv(cached, BLOCK)))
+    else:
+        per_split = tl.cdiv(tl.cdiv(cached, SPLITS), BLOCK) * BLOCK
+        begin = split * per_split
+        end = tl.minimum(begin + per_split, cached)
+        used = tl.maximum(1, tl.cdiv(cached, tl.maximum(per_split, 1)))
+    stride: tl.constexpr = BLOCK * SPLITS if CYCLIC else BLOCK
 
     row = tl.arange(0, GROUP_SPAN)
     lane = tl.arange(0, D_SPAN)
@@ -114,12 +139,22 @@ def split_attention(
         early = ((begin + entry) < end)[:, None] & in_dim
         first_keys = tl.load(key_base + at, mask=early, other=0.0)
         first_values = tl.load(value_base + at, mask=early, other=0.0)
+        where = tl.load(position)
+        cosine, sine = rotation(inv_freq, where, scaling, lane, D)
+        if OVERLAP and FETCH > 0:
+            width: tl.constexpr = D * keys.dtype.element_ty.primitive_bitwidth // 8
+            plane = head.to(tl.int64) * CAPACITY * width
+            ask = plane + (begin + stride).to(tl.int64) * width
+            until = plane + end.to(tl.int64) * width
+            if begin + stride < end:
+                fetch_to_l2(keys, ask, until, FETCH)
+                fetch_to_l2(values, ask, until, FETCH)
     wait_for_producer(OVERLAP)
 
     heads_here = head * GROUP + tl.minimum(row, GROUP - 1)
     if FUSED:
-        where = tl.load(position)
-        query = rotated(source + heads_here[:, None] * D, q_norm, inv_freq, where, eps, scaling, lane[None, :], D, QNORM)
+        raw_query = source + heads_here[:, None] * D
+        query = rotated(raw_query, q_norm, cosine[None, :], sine[None, :], eps, lane[None, :], D, QNORM)
     else:
         query = tl.load(source + heads_here[:, None] * D + lane[None, :], mask=in_dim, other=0.0)
     query = query * (scale * 1.4426950408889634)
@@ -133,7 +168,7 @@ def split_attention(
             q_heads = kv_heads * GROUP
             raw_key = source + (q_heads + head) * D
             raw_value = source + (q_heads + kv_heads + head) * D
-            new_key = rotated(raw_key, k_norm, inv_freq, where, eps, scaling, lane, D, KNORM).to(keys.dtype.element_ty)
+            new_key = rotated(raw_key, k_norm, cosine, sine, eps, lane, D, KNORM).to(keys.dtype.element_ty)
             new_value = tl.load(raw_value + lane, mask=lane < D, other=0.0).to(keys.dtype.element_ty)
             slot = (head.to(tl.int64) * FULL_CAPACITY + where) * D + lane
             tl.store(full_k + slot, new_key, mask=lane < D)
@@ -147,8 +182,8 @@ def split_attention(
             out = tl.zeros((GROUP_SPAN, D_SPAN), dtype=tl.float32) + new_value.to(tl.float32)[None, :]
         if begin < end:
             top, total, out = absorb(narrow, first_keys, first_values, (begin + entry) < end, top, total, out)
-        begin += BLOCK
-    for start in tl.range(begin, end, BLOCK, num_stages=STAGES):
+        begin += stride
+    for start in tl.range(begin, end, stride, num_stages=STAGES):
         valid = (start + entry) < end
         at = (start + entry).to(tl.int64)[:, None] * D
         live = valid[:, None] & in_dim
@@ -168,7 +203,6 @@ def split_attention(
         best = tl.full((MEMBERS,), float("-inf"), dtype=tl.float32)
         weight = tl.zeros((MEMBERS,), dtype=tl.float32)
         merged = tl.zeros((MEMBERS, D_SPAN), dtype=tl.float32)
-        used = tl.maximum(1, tl.cdiv(cached, tl.maximum(per_split, 1)))
         for low in tl.range(0, used, MERGE):
             spots = ((head * SPLITS + low + piece) * GROUP)[:, None] + member[None, :]
             real = ((low + piece) < used)[:, None] & (member < GROUP)[None, :]
@@ -203,8 +237,8 @@ def _bind(
     constants = {
         "GROUP": group, "GROUP_SPAN": max(16, power_of_two(group)), "D": dim, "D_SPAN": max(16, power_of_two(dim)),
         "BLOCK": c.block, "SPLITS": c.splits, "MERGE": c.merge, "MEMBERS": power_of_two(group), "FUSED": fused,
-        "PACKED": packed is not None, "QNORM": norms[0] is not None, "KNORM": norms[1] is not None, "STAGES": c.stages,
-        "OVERLAP": overlaps(keys),
+        "PACKED": packed is not None, "QNORM": norms[0] is not None, "KNORM": norms[1] is not None, "STAGES": c.stages, "CYCLIC": c.cyclic,
+        "FETCH": c.fetch, "OVERLAP": overlaps(keys),
     }  # fmt: skip
     arguments = (
         source, keys, values, lengths, out, scale, inv_freq, position, q_norm, k_norm, eps, scaling, full_k, full_v, packed_k,

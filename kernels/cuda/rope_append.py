@@ -8,7 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.cuda.attention import Cache, Packed, rotated
+from kernels.cuda.attention import Cache, Packed, rotated, rotation
 from kernels.cuda.common import launcher, overlaps, power_of_two, wait_for_producer
 
 
@@ -23,14 +23,15 @@ def rotate_and_append(
     kv_heads = tl.num_programs(0) - HEADS
     lane = tl.arange(0, SPAN)
     live = lane < D
-    wait_for_producer(OVERLAP)
     where = tl.load(position)
+    cosine, sine = rotation(inv_freq, where, scaling, lane, D)
+    wait_for_producer(OVERLAP)
     if program < HEADS:
-        turned = rotated(qkv + program * D, q_norm, inv_freq, where, eps, scaling, lane, D, QNORM)
+        turned = rotated(qkv + program * D, q_norm, cosine, sine, eps, lane, D, QNORM)
         tl.store(query + program * D + lane, turned, mask=live)
     else:
         head = program - HEADS
-        key = rotated(qkv + program * D, k_norm, inv_freq, where, eps, scaling, lane, D, KNORM)
+        key = rotated(qkv + program * D, k_norm, cosine, sine, eps, lane, D, KNORM)
         value = tl.load(qkv + (program + kv_heads) * D + lane, mask=live, other=0.0)
         slot = (head.to(tl.int64) * FULL_CAPACITY + where) * D + lane
         tl.store(full_k + slot, key.to(full_k.dtype.element_ty), mask=live)

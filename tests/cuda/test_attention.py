@@ -44,12 +44,13 @@ def test_attention_equals_float64_for_every_group_and_head_size(
     assert error(out, expected) < TOLERANCE
 
 
-def test_one_launch_serves_every_length(device: torch.device) -> None:
+@pytest.mark.parametrize("chosen", [None, attention.Config(4, 16, 4, 1, 1, cyclic=True)])
+def test_one_launch_serves_every_length(device: torch.device, chosen: attention.Config | None) -> None:
     torch.manual_seed(1)
     keys, values = caches(device, 1, 200, 64, [200])
     query, out = draw(device, 4, 64), torch.empty(256, device=device)
     length = torch.zeros(1, dtype=torch.int32, device=device)
-    launch = attention.bind(query, keys, values, length, out, 0.125)
+    launch = attention.bind(query, keys, values, length, out, 0.125, chosen=chosen)
     for n in (0, 15, 16, 63, 64, 199):
         length.fill_(n)
         launch()

@@ -74,7 +74,7 @@ def test_sparse_equals_the_masked_product_per_segment(
     x, w = draw(device, depth), draw(device, depth, columns, dtype=dtype)
     select = chosen_by(device, [0.5, 0.9, 0.1][: len(segments) - 1], segments)
     y = torch.full((columns,), float("nan"), device=device)
-    launch = sparse_gemv.bind(x, w, y, select, chosen=sparse_gemv.Config(32, 32, 16, 1))
+    launch = sparse_gemv.bind(x, w, y, select, chosen=sparse_gemv.Config(32, 16, 1))
     launch()
     expected = sparse_op.reference(x.double(), w.double(), select.thresholds.double(), segments)
     assert error(y, expected) < TOLERANCE
@@ -103,7 +103,7 @@ def test_gated_sparse_has_a_threshold_for_gate_and_one_for_up(device: torch.devi
         x, w, norm = draw(device, 96), draw(device, 96, 2 * inner, dtype=torch.float16), Norm(draw(device, 96), 1e-5)
         select = chosen_by(device, [0.4, 0.8], (0, inner, 2 * inner))
         act = torch.full((inner,), float("nan"), device=device)
-        gate_up.bind_sparse(x, w, act, select, norm=norm, chosen=sparse_gemv.Config(32, 32, 32, 1))()
+        gate_up.bind_sparse(x, w, act, select, norm=norm, chosen=sparse_gemv.Config(32, 32, 1))()
         read = normed(x, norm)
         assert error(act, gate_up_op.reference_sparse(read, w.double(), select.thresholds.double())) < TOLERANCE
         assert select.kept.tolist() == [int((read.abs() > t).sum()) for t in (0.4, 0.8)]
