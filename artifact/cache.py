@@ -55,6 +55,16 @@ class KVCache:
         self.position.fill_(tokens)
         self.lengths.fill_(tokens)
 
+    def share(self, tokens: int) -> KVCache:
+        """Return a cache with counters of its own over the same storage: `tokens` entries, the rest of the capacity
+        to append to.
+
+        For timing on synthetic caches too large to copy: the slots past `tokens` are common to all sharers.
+        """
+        other = KVCache(self.keys, self.values, torch.zeros_like(self.position), torch.zeros_like(self.lengths))
+        other.set_tokens(tokens)
+        return other
+
     def fork(self, tokens: int, capacity: int) -> KVCache:
         """Copy the first `tokens` entries into a cache of `capacity` of its own: what one mode appends no other mode
         sees.

@@ -77,7 +77,8 @@ def open_checkpoint(source: str) -> Checkpoint:
     family = str(config.get("model_type", ""))
     if family not in FAMILIES:
         raise UserError(
-            f"{path.name} is a {family or 'model without model_type'!r} checkpoint; supported architectures are {', '.join(FAMILIES)}"
+            f"{path.name} is a {family or 'model without model_type'!r} checkpoint; "
+            f"supported architectures are {', '.join(FAMILIES)}"
         )
     if config.get("hidden_act", "silu") != "silu":
         raise UserError(f"{path.name} uses activation {config['hidden_act']!r}; the gated MLP here is SiLU only")

@@ -17,7 +17,7 @@ import torch
 
 from artifact.cache import KVCache, PackedCache
 from artifact.errors import UserError
-from artifact.models import Layer, Weights
+from artifact.models import Layer, Matrix, Weights
 from artifact.projection.thresholds import PROJECTIONS, Thresholds
 from kernels import Launch, attention, gate_up, gemv, rmsnorm, rope_append, sparse_gemv, token
 from kernels.selection import Selection
@@ -41,6 +41,14 @@ class Counted:
     @property
     def step_bytes(self) -> float:
         return self.projection_bytes + self.kv_bytes + self.head_bytes
+
+
+@dataclass(frozen=True)
+class Op:
+    """One launch of a step; `name` is the kind of operation, for the time and bandwidth of each kind."""
+
+    name: str
+    launch: Launch
 
 
 @dataclass(frozen=True)
@@ -88,7 +96,8 @@ class Decoder:
         self._selections = self._make_selections()
         self._buffers = _buffers(weights)
         self.logits = self._buffers.logits
-        self._launches = self._build(greedy)
+        self.ops = self._build(greedy)
+        self._launches = [op.launch for op in self.ops]
         self._replay: Callable[[], object] | None = None
 
     @property
@@ -178,21 +187,22 @@ class Decoder:
             for layer in range(shape.layers)
         ]
 
-    def _build(self, greedy: bool) -> list[Launch]:
-        weights, buffers, cache = self.weights, self._buffers, self.cache
-        launches: list[Launch] = [token.bind_embed(self.tokens, cache.position, weights.embedding, buffers.residual)]
+    def _build(self, greedy: bool) -> list[Op]:
+        weights, b, cache = self.weights, self._buffers, self.cache
+        ops = [Op("embed", token.bind_embed(self.tokens, cache.position, weights.embedding, b.residual))]
         for index, layer in enumerate(weights.layers):
-            launches += self._layer(index, layer)
-        launches.append(rmsnorm.bind(buffers.residual, weights.final_norm, weights.eps, buffers.normed, buffers.delta))
-        launches.append(gemv.bind(buffers.normed, weights.head, buffers.logits))
+            ops += self._layer(index, layer)
+        ops.append(Op("norm", rmsnorm.bind(b.residual, weights.final_norm, weights.eps, b.normed, b.delta)))
+        ops.append(Op("head", gemv.bind(b.normed, weights.head, b.logits)))
         if greedy:
-            launches.append(token.bind_argmax(buffers.logits, self.tokens, cache.position))
+            ops.append(Op("argmax", token.bind_argmax(b.logits, self.tokens, cache.position)))
         lengths = [cache.lengths] if self.packed is None else [cache.lengths, self.packed.lengths]
         kept = None if self.thresholds is None else (self._kept, self._kept_total)
-        launches.append(token.bind_advance(cache.position, lengths, (self.attended, self._entries_total), kept))
-        return launches
+        entries = (self.attended, self._entries_total)
+        ops.append(Op("advance", token.bind_advance(cache.position, lengths, entries, kept)))
+        return ops
 
-    def _layer(self, index: int, layer: Layer) -> list[Launch]:
+    def _layer(self, index: int, layer: Layer) -> list[Op]:
         weights, b, cache, packed = self.weights, self._buffers, self.cache, self.packed
         eps, select = weights.eps, self._selections[index]
         full = (cache.keys[index], cache.values[index])
@@ -200,29 +210,32 @@ class Decoder:
         keys, values = full if own is None else own[:2]
         scale = weights.shape.head_dim**-0.5
         before = None if index == 0 else b.delta
+        norms = layer.q_norm, layer.k_norm
 
-        def project(x: torch.Tensor, site: str, y: torch.Tensor) -> Launch:
-            matrix = {"qkv": layer.qkv, "o": layer.o, "down": layer.down}[site]
+        def project(site: str, matrix: Matrix, x: torch.Tensor, y: torch.Tensor) -> Op:
             if select:
-                return sparse_gemv.bind(x, matrix.w_in, y, select[site], matrix.bias)
-            return gemv.bind(x, matrix.w, y, matrix.bias)
+                return Op(site, sparse_gemv.bind(x, matrix.w_in, y, select[site], matrix.bias))
+            return Op(site, gemv.bind(x, matrix.w, y, matrix.bias))
 
-        launches = [
-            rmsnorm.bind(b.residual, layer.attention_norm, eps, b.normed, before, select.get("qkv")),
-            project(b.normed, "qkv", b.qkv),
-            rope_append.bind(
-                b.qkv, weights.inv_freq, cache.position, b.query, full, own, layer.q_norm, layer.k_norm, eps
-            ),
-            attention.bind(b.query, keys, values, self.attended[index], b.mixed, scale, select.get("o")),
-            project(b.mixed, "o", b.delta),
-            rmsnorm.bind(b.residual, layer.mlp_norm, eps, b.normed, b.delta, select.get("gate_up")),
-        ]
+        def norm(weight: torch.Tensor, delta: torch.Tensor | None, site: str) -> Op:
+            return Op("norm", rmsnorm.bind(b.residual, weight, eps, b.normed, delta, select.get(site)))
+
         if select:
-            launches.append(gate_up.bind_sparse(b.normed, layer.gate_up.w_in, b.act, select["gate_up"], select["down"]))
+            mlp = gate_up.bind_sparse(b.normed, layer.gate_up.w_in, b.act, select["gate_up"], select["down"])
         else:
-            launches.append(gate_up.bind(b.normed, layer.gate_up.w, b.act))
-        launches.append(project(b.act, "down", b.delta))
-        return launches
+            mlp = gate_up.bind(b.normed, layer.gate_up.w, b.act)
+        rope = rope_append.bind(b.qkv, weights.inv_freq, cache.position, b.query, full, own, *norms, eps)
+        attend = attention.bind(b.query, keys, values, self.attended[index], b.mixed, scale, select.get("o"))
+        return [
+            norm(layer.attention_norm, before, "qkv"),
+            project("qkv", layer.qkv, b.normed, b.qkv),
+            Op("rope_append", rope),
+            Op("attention", attend),
+            project("o", layer.o, b.mixed, b.delta),
+            norm(layer.mlp_norm, b.delta, "gate_up"),
+            Op("gate_up", mlp),
+            project("down", layer.down, b.act, b.delta),
+        ]
 
 
 def _buffers(weights: Weights) -> _Buffers:

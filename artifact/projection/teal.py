@@ -15,6 +15,7 @@ import torch
 from artifact.errors import UserError
 from artifact.models import Weights
 from artifact.prefill import SITES, prefill
+from artifact.projection.magnitudes import Magnitudes
 from artifact.projection.thresholds import PROJECTIONS, Thresholds
 
 _SITE_OF = {"q": "qkv", "k": "qkv", "v": "qkv", "o": "o", "gate": "gate_up", "up": "gate_up", "down": "down"}
@@ -54,33 +55,21 @@ class Calibration:
         return Thresholds(site[:, columns].float().contiguous(), keep, self.tokens_hash)
 
 
-def quantiles(values: torch.Tensor) -> torch.Tensor:
-    """Return the LEVELS + 1 evenly spaced quantiles of |x| over all elements of `values`, linearly interpolated."""
-    ordered = values.abs().flatten().sort().values
-    at = torch.linspace(0.0, ordered.numel() - 1, LEVELS + 1, dtype=torch.float64, device=ordered.device)
-    low = at.floor().long().clamp(max=max(0, ordered.numel() - 2))
-    high = (low + 1).clamp(max=ordered.numel() - 1)
-    return torch.lerp(ordered[low].double(), ordered[high].double(), at - low).float()
-
-
 def calibrate(weights: Weights, tokens: torch.Tensor) -> Calibration:
     """Measure the quantiles on (n,) calibration tokens of a dense prefill."""
     shape = weights.shape
-    table = torch.zeros(shape.layers, len(SITES), LEVELS + 1)
-    parts: dict[tuple[int, str], list[torch.Tensor]] = {}
-    expected = int(tokens.shape[0])
+    seen = [[Magnitudes() for _ in SITES] for _ in range(shape.layers)]
+    started: set[tuple[int, str]] = set()
 
     def observe(layer: int, site: str, x: torch.Tensor) -> None:
-        rows = parts.setdefault((layer, site), [])
-        rows.append(x.detach())
-        if sum(part.shape[0] for part in rows) == expected:
-            table[layer, SITES.index(site)] = quantiles(torch.cat(rows)[SKIP:])
-            del parts[layer, site]
+        first = (layer, site) not in started
+        started.add((layer, site))
+        seen[layer][SITES.index(site)].add(x[SKIP:] if first else x)
 
     prefill(weights, tokens, observe=observe)
-    if parts:
-        raise RuntimeError(f"calibration saw only part of the rows at {sorted(parts)[0]}")
-    return Calibration(table, hash_tokens(tokens), expected)
+    shares = torch.linspace(0.0, 1.0, LEVELS + 1, dtype=torch.float64)
+    table = torch.stack([torch.stack([site.quantile(shares) for site in layer]) for layer in seen])
+    return Calibration(table, hash_tokens(tokens), int(tokens.shape[0]))
 
 
 def hash_tokens(tokens: torch.Tensor) -> str:

@@ -1,0 +1,191 @@
+"""The measuring task that timing claims share: decoders of several modes and contexts, interleaved step by step in
+one process.
+
+A request lists groups; the members of a group are alive together and take turns, one step each per round, so that
+drift and other load fall on all of them alike. Before any timing every member takes one step against the reference; a
+member whose logits are off, whose counted keep ratios are not the requested ones, or that moved more bytes than the
+machine can read is an error.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import queue
+from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import torch
+
+from artifact.account import K_TOKENS
+from artifact.cache import PackedCache
+from artifact.decoder import Decoder
+from artifact.kv.retain import budget
+from artifact.kv.snapkv import SnapKV
+from artifact.kv.window import Window
+from artifact.prepare import Prepared, grid, prepare, prepare_synthetic
+from artifact.profiles import Profile
+from artifact.reference import gate_step
+from artifact.shapes import KNOWN, known_shape
+from artifact.timing import interleave, profile_ops
+from kernels.bandwidth import Bandwidth, read_bandwidth
+
+WARMUP_STEPS = 3
+PROFILE_STEPS = 5
+EXTRA_STEPS = 1 + WARMUP_STEPS + PROFILE_STEPS  # the gate's step, warm-up, and steps timed launch by launch
+KEEP_TOLERANCE = 0.03  # thresholds are quantiles of other text: half a point off is usual, three points are not
+BANDWIDTH_SLACK = 1.25  # reading faster than memory by more than this means that a cache was measured
+
+Row = dict[str, Any]
+
+
+def member(context: int, r_p: float = 1.0, r_kv: float = 1.0, method: str = "snapkv") -> Row:
+    """One decoder of a group: context in tokens, requested keep ratios (1 reads everything), KV method snapkv or
+    window.
+    """
+    return {"context": context, "r_p": r_p, "r_kv": r_kv, "method": method if r_kv < 1 else "none"}
+
+
+def mode_name(r_p: float, r_kv: float) -> str:
+    """Name of a mode by what it skips: dense, projection, kv or both."""
+    return {(False, False): "dense", (True, False): "projection", (False, True): "kv", (True, True): "both"}[
+        (r_p < 1, r_kv < 1)
+    ]
+
+
+def request(profile: Profile, groups: list[list[Row]], steps: int, longest: int) -> Row:
+    """Parameters of one `decode` cell. longest: the context to prefill, the same in all cells of a run so that it is
+    shared.
+    """
+    return {
+        "model": profile.model,
+        "device": profile.device,
+        "dtype": profile.dtype,
+        "text": profile.text,
+        "groups": groups,
+        "steps": steps,
+        "longest": longest,
+    }
+
+
+def decode(params: Row) -> Iterator[Row]:
+    """Measure every group and yield one row per member: ms of each timed step, what was counted, and the checks'
+    results.
+    """
+    prepared = yield from live(lambda say: prepared_for(params, say))
+    device = prepared.weights.device
+    bandwidth = read_bandwidth(device)
+    groups = params["groups"]
+    for number, group in enumerate(groups):
+        doing = ", ".join(sorted({f"{one['context'] / K_TOKENS:.1f}K" for one in group}))
+        yield {"progress": number / len(groups), "doing": f"decoding at {doing}"}
+        rows = measure_group(prepared, group, int(params["steps"]))
+        bandwidth = bandwidth.best(read_bandwidth(device))
+        for row in rows:
+            check_bandwidth(row, bandwidth)
+            yield {**row, "read_gbps": bandwidth.median_gbps}
+
+
+def live(action: Callable[[Callable[[float, str], None]], Prepared]) -> Generator[Row, None, Prepared]:
+    """Run `action(say)` in a thread and yield a progress message whenever it says something; return its result."""
+    said: queue.SimpleQueue[Row] = queue.SimpleQueue()
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(
+            action, lambda share, doing: said.put({"progress": 0.0, "doing": f"{doing}, {share:.0%}"})
+        )
+        while not running.done():
+            try:
+                yield said.get(timeout=0.2)
+            except queue.Empty:
+                continue
+    return running.result()
+
+
+def prepared_for(params: Row, say: Callable[[float, str], None] | None = None) -> Prepared:
+    """Prepare what a request needs: a checkpoint with real text, or synthetic tensors for the name of a known model."""
+    model, longest, steps = params["model"], int(params["longest"]), int(params["steps"])
+    room = longest + steps + EXTRA_STEPS + 1
+    if is_name(model):
+        dtype = getattr(torch, params["dtype"])
+        return prepare_synthetic(known_shape(model), params["device"], dtype, room)
+    return prepare(model, params["text"], room, longest, say)
+
+
+def measure_group(prepared: Prepared, group: list[Row], steps: int) -> list[Row]:
+    """Build, check, time and count the members of one group; return their rows."""
+    decoders = {str(i): build(prepared, one, steps) for i, one in enumerate(group)}
+    errors = {name: gate_step(decoder) for name, decoder in decoders.items()}
+    if prepared.weights.device.type == "cuda":
+        for decoder in decoders.values():
+            decoder.capture()
+    samples = interleave(decoders, steps, WARMUP_STEPS)
+    rows = []
+    for name, decoder in decoders.items():
+        one = group[int(name)]
+        counted = decoder.counted()
+        check_counts(one, counted.r_p, decoder, steps)
+        row = {
+            **one,
+            "mode": mode_name(one["r_p"], one["r_kv"]),
+            "ms": samples[name],
+            "steps": steps,
+            "counted_r_p": counted.r_p,
+            "counted_r_kv": counted.r_kv,
+            "projection_bytes": counted.projection_bytes,
+            "kv_bytes": counted.kv_bytes,
+            "head_bytes": counted.head_bytes,
+            "gate_error": errors[name],
+            "ops_ms": profile_ops(decoder, PROFILE_STEPS),
+            "capacity": decoder.cache.capacity,
+            "shape": dataclasses.asdict(prepared.weights.shape),
+            "weight_bits": 8 * prepared.weights.embedding.element_size(),
+            "kv_bits": 8 * decoder.cache.keys.element_size(),
+            "text": prepared.text,
+            "identity": prepared.weights.identity,
+            "threads": torch.get_num_threads(),
+        }
+        rows.append(row)
+    return rows
+
+
+def build(prepared: Prepared, one: Row, steps: int) -> Decoder:
+    """Build the decoder of one member on a cache of its own."""
+    context, room = int(one["context"]), steps + EXTRA_STEPS
+    source = prepared.cache
+    cache = source.share(context) if prepared.synthetic else source.fork(context, context + room)
+    thresholds = prepared.calibration.thresholds(one["r_p"]) if one["r_p"] < 1 else None
+    packed: PackedCache | None = None
+    if one["r_kv"] < 1 and one["method"] == "snapkv":
+        packed = SnapKV().select(cache, prepared.queries[grid(context)], one["r_kv"], prepared.scale(), room)
+    elif one["r_kv"] < 1:
+        packed = Window().select(cache, one["r_kv"], room)
+    return Decoder(prepared.weights, cache, prepared.tokens[: context + room + 1].clone(), thresholds, packed)
+
+
+def check_counts(one: Row, counted_r_p: float, decoder: Decoder, steps: int) -> None:
+    """Raise RuntimeError when a mode did not read what it says: thresholds ignored, ratio ignored, silently dense."""
+    if one["r_p"] < 1 and abs(counted_r_p - one["r_p"]) > KEEP_TOLERANCE:
+        raise RuntimeError(f"projection keep {one['r_p']} was asked for, {counted_r_p:.3f} was read")
+    if one["r_p"] == 1 and counted_r_p != 1:
+        raise RuntimeError(f"a dense projection read {counted_r_p:.3f} of its weights")
+    kept = budget(int(one["context"]), one["r_kv"])
+    expected = kept + 1 + WARMUP_STEPS + steps
+    if int(decoder.attended.min()) != expected or int(decoder.attended.max()) != expected:
+        raise RuntimeError(f"{expected} cache entries were expected per head, {int(decoder.attended.max())} are there")
+
+
+def check_bandwidth(row: Row, bandwidth: Bandwidth) -> None:
+    """Raise RuntimeError when the fastest step moved its bytes faster than memory can: a cache or the clock was
+    measured.
+    """
+    step_bytes = row["projection_bytes"] + row["kv_bytes"] + row["head_bytes"]
+    reached = step_bytes / min(row["ms"]) / 1e6
+    if not math.isfinite(reached) or reached > BANDWIDTH_SLACK * bandwidth.fastest_gbps:
+        where = f"{row['mode']} at {row['context']} tokens"
+        raise RuntimeError(f"{where} moved {reached:.1f} GB/s where memory reads {bandwidth.fastest_gbps:.1f}")
+
+
+def is_name(model: str) -> bool:
+    """Whether `model` names known dimensions (synthetic weights) rather than a checkpoint."""
+    return model.lower() in KNOWN

@@ -1,0 +1,97 @@
+"""Locating and predicting the context at which two branches take equal time (crossover, section 4.3 and appendix D).
+
+Measured: the root of a line through the paired gaps T_P - T_KV at contexts around it. Predicted: the byte account
+plus the kernel cost of each branch, taken from sweep rows at other contexts,
+
+    s      = (1 - r_kv) dT_dense/dn                      growth of the byte-time gap, ms per token
+    c_P    = mean over the sweep of  T_P  - T_dense + s n*        (time beyond the byte saving)
+    c_KV   = mean over the sweep of  T_KV - T_dense + s n
+    n_lat  = n* - (c_P - c_KV) / s
+
+so the slope comes from dense decoding alone and no row of a crossing enters its prediction. All times in ms, lengths
+in tokens.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Cost-aware prediction of one block: s (ms per token), costs (ms) and the predicted crossing n_lat (tokens)."""
+
+    slope_ms: float
+    cost_p_ms: float
+    cost_kv_ms: float
+    tokens: float
+
+
+def pick(rows: Sequence[Row], r_p: float, r_kv: float) -> dict[int, np.ndarray]:
+    """Return ms samples by context of the rows with these requested keep ratios."""
+    return {
+        int(row["context"]): np.asarray(row["ms"], dtype=np.float64)
+        for row in rows
+        if row["r_p"] == r_p and row["r_kv"] == r_kv
+    }
+
+
+def paired_gap(a: dict[int, np.ndarray], b: dict[int, np.ndarray]) -> dict[int, float]:
+    """Return per common context the median over rounds of a - b, ms. Raises ValueError when two arms are not paired."""
+    gaps = {}
+    for context in sorted(a.keys() & b.keys()):
+        if len(a[context]) != len(b[context]) or len(a[context]) == 0:
+            raise ValueError(f"at {context} tokens the arms have {len(a[context])} and {len(b[context])} samples")
+        gaps[context] = float(np.median(a[context] - b[context]))
+    return gaps
+
+
+def predict(sweep: Sequence[Row], r_p: float, r_kv: float, n_star: float) -> Prediction:
+    """Predict the crossing of one block from its sweep rows. Raises ValueError when fewer than two contexts were
+    swept.
+    """
+    dense = pick(sweep, 1.0, 1.0)
+    contexts = sorted(dense)
+    if len(contexts) < 2:
+        raise ValueError(f"the sweep holds dense rows at {contexts}; two contexts are needed for the slope")
+    slope, _ = np.polyfit(contexts, [float(np.median(dense[n])) for n in contexts], 1)
+    s = float(slope) * (1.0 - r_kv)
+    over_p = paired_gap(pick(sweep, r_p, 1.0), dense)
+    over_kv = paired_gap(pick(sweep, 1.0, r_kv), dense)
+    cost_p = float(np.mean([gap + s * n_star for gap in over_p.values()]))
+    cost_kv = float(np.mean([gap + s * n for n, gap in over_kv.items()]))
+    return Prediction(s, cost_p, cost_kv, n_star - (cost_p - cost_kv) / s if s > 0 else math.nan)
+
+
+def locate(rows: Sequence[Row], r_p: float, r_kv: float) -> float:
+    """Return the measured crossing of one block in tokens; NaN when the contexts do not bracket it.
+
+    The gap must change from negative (projection faster) to positive; the root is that of the least-squares line, so
+    that the noise of one context does not decide.
+    """
+    gaps = paired_gap(pick(rows, r_p, 1.0), pick(rows, 1.0, r_kv))
+    if len(gaps) < 2:
+        return math.nan
+    contexts, values = np.array(list(gaps)), np.array(list(gaps.values()))
+    slope, intercept = np.polyfit(contexts, values, 1)
+    if slope <= 0:
+        return math.nan
+    root = -intercept / slope
+    margin = (contexts[-1] - contexts[0]) / (2 * (len(contexts) - 1))
+    return float(root) if contexts[0] - margin <= root <= contexts[-1] + margin else math.nan
+
+
+def around(predicted: float, spread: Sequence[float], step: int, low: int, high: int) -> list[int]:
+    """Return contexts (multiples of `step` within [low, high]) around a predicted crossing, at least two of them."""
+    wanted = {int(min(max(round(predicted * share / step) * step, low), high)) for share in spread}
+    if len(wanted) < 2:
+        edge = next(iter(wanted))
+        wanted |= {max(low, edge - 2 * step), min(high, edge + 2 * step)}
+    return sorted(wanted)

@@ -1,0 +1,70 @@
+"""Timing of decode steps: warm-up, modes interleaved step by step, synchronised clocks, raw samples.
+
+Interleaving makes slow drift and other load fall on all modes alike; the order inside a round rotates, so that no
+mode always runs after the same other one. Samples are returned as measured; statistics are taken elsewhere.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+
+import torch
+
+from artifact.decoder import Decoder
+
+Clock = Callable[[], int]
+
+
+def synchronised_clock(device: torch.device) -> Clock:
+    """Return a nanosecond clock that first waits for all work queued on `device`."""
+    if device.type == "cuda":
+
+        def cuda_clock() -> int:
+            torch.cuda.synchronize(device)
+            return time.perf_counter_ns()
+
+        return cuda_clock
+    return time.perf_counter_ns
+
+
+def interleave(
+    decoders: Mapping[str, Decoder], steps: int, warmup: int = 3, tick: Callable[[float], None] | None = None
+) -> dict[str, list[float]]:
+    """Decode `warmup + steps` tokens in every mode, one step of each mode per round, and return ms per step and mode.
+
+    The k-th sample of one mode and the k-th of another belong to the same round: they are pairs. Counts are reset after
+    warm-up, so `Decoder.counted` describes exactly the timed steps.
+    """
+    names = list(decoders)
+    for decoder in decoders.values():
+        decoder.check_room(warmup + steps)
+    clock = synchronised_clock(next(iter(decoders.values())).weights.device)
+    for _ in range(warmup):
+        for name in names:
+            decoders[name].step()
+    for decoder in decoders.values():
+        decoder.reset_counts()
+    samples: dict[str, list[float]] = {name: [] for name in names}
+    for step in range(steps):
+        shift = step % len(names)
+        for name in names[shift:] + names[:shift]:
+            begin = clock()
+            decoders[name].step()
+            samples[name].append((clock() - begin) / 1e6)
+        if tick is not None:
+            tick((step + 1) / steps)
+    return samples
+
+
+def profile_ops(decoder: Decoder, steps: int) -> dict[str, float]:
+    """Return ms per step spent in each kind of operation, over `steps` further steps timed launch by launch."""
+    decoder.check_room(steps)
+    clock = synchronised_clock(decoder.weights.device)
+    spent: dict[str, float] = {}
+    for _ in range(steps):
+        for op in decoder.ops:
+            begin = clock()
+            op.launch()
+            spent[op.name] = spent.get(op.name, 0.0) + (clock() - begin) / 1e6
+    return {name: total / steps for name, total in spent.items()}

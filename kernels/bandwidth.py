@@ -1,0 +1,53 @@
+"""Read bandwidth of the memory that decoding streams from: the denominator of every "share of peak" printed.
+
+    bandwidth = bytes / time of summing a buffer several times larger than the last-level cache
+
+Bytes moved: the whole buffer, once. How many read streams a thread keeps in flight decides the figure on many CPUs,
+so several are tried and the best median counts: a kernel cannot then look good against a slow yardstick.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from dataclasses import dataclass
+
+import torch
+
+from kernels import backend
+
+
+@dataclass(frozen=True)
+class Bandwidth:
+    """GB/s (decimal): `median_gbps` of the best read kernel's repeats, and `fastest_gbps`, the single fastest pass."""
+
+    median_gbps: float
+    fastest_gbps: float
+
+    def best(self, other: Bandwidth) -> Bandwidth:
+        """Return the larger of both figures: the machine's, whichever of two measurements was disturbed."""
+        return Bandwidth(max(self.median_gbps, other.median_gbps), max(self.fastest_gbps, other.fastest_gbps))
+
+
+def read_bandwidth(device: torch.device, bytes_read: int = 1 << 30, repeats: int = 5) -> Bandwidth:
+    """Measure the read bandwidth with the backend's read kernels on a buffer of `bytes_read` bytes."""
+    buffer = torch.rand(bytes_read // 4, device=device)
+    medians, fastest = [], 0.0
+    for launch in backend("bandwidth", buffer).bind_reads(buffer):
+        launch()
+        times = []
+        for _ in range(repeats):
+            _wait(device)
+            begin = time.perf_counter()
+            launch()
+            _wait(device)
+            times.append(time.perf_counter() - begin)
+        moved = buffer.numel() * 4 / 1e9
+        medians.append(moved / statistics.median(times))
+        fastest = max(fastest, moved / min(times))
+    return Bandwidth(max(medians), fastest)
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

@@ -1,0 +1,65 @@
+"""Read kernels for the CPU: every thread sums its part of a buffer through one, four or eight streams."""
+
+from __future__ import annotations
+
+import functools
+
+import numba
+import numpy as np
+import torch
+
+from kernels import Launch
+from kernels.cpu.common import FASTMATH, array
+
+
+@numba.njit(parallel=True, fastmath=FASTMATH, cache=True)
+def _one(data, out):  # type: ignore[no-untyped-def]
+    part = data.shape[0] // out.shape[0]
+    for p in numba.prange(out.shape[0]):
+        s = np.float32(0)
+        for i in range(p * part, (p + 1) * part):
+            s += data[i]
+        out[p] = s
+
+
+@numba.njit(parallel=True, fastmath=FASTMATH, cache=True)
+def _four(data, out):  # type: ignore[no-untyped-def]
+    part = data.shape[0] // out.shape[0]
+    for p in numba.prange(out.shape[0]):
+        n, o = part // 4, p * part
+        s0, s1, s2, s3 = np.float32(0), np.float32(0), np.float32(0), np.float32(0)
+        for i in range(n):
+            s0 += data[o + i]
+            s1 += data[o + n + i]
+            s2 += data[o + 2 * n + i]
+            s3 += data[o + 3 * n + i]
+        out[p] = s0 + s1 + s2 + s3
+
+
+@numba.njit(parallel=True, fastmath=FASTMATH, cache=True)
+def _eight(data, out):  # type: ignore[no-untyped-def]
+    part = data.shape[0] // out.shape[0]
+    for p in numba.prange(out.shape[0]):
+        n, o = part // 8, p * part
+        s0, s1, s2, s3 = np.float32(0), np.float32(0), np.float32(0), np.float32(0)
+        s4, s5, s6, s7 = np.float32(0), np.float32(0), np.float32(0), np.float32(0)
+        for i in range(n):
+            s0 += data[o + i]
+            s1 += data[o + n + i]
+            s2 += data[o + 2 * n + i]
+            s3 += data[o + 3 * n + i]
+            s4 += data[o + 4 * n + i]
+            s5 += data[o + 5 * n + i]
+            s6 += data[o + 6 * n + i]
+            s7 += data[o + 7 * n + i]
+        out[p] = (s0 + s1 + s2 + s3) + (s4 + s5 + s6 + s7)
+
+
+def bind_reads(buffer: torch.Tensor) -> list[Launch]:
+    """Bind the read kernels over a float32 buffer: one part a thread, and 256 parts (a few MB each) as weights lie."""
+    data = array("buffer", buffer)
+    return [
+        functools.partial(kernel, data, np.empty(parts, dtype=np.float32))
+        for kernel in (_one, _four, _eight)
+        for parts in (numba.get_num_threads(), 256)
+    ]
