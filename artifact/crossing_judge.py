@@ -123,7 +123,7 @@ class Judgement:
         return find(predicate, intervals[worst], self.profile, extra=extra)
 
     def gain_and_bound(self, block: int, row: Row) -> tuple[float, float]:
-        """Median paired gain of a sweep row over dense at its context, and its byte bound at the counted keep ratios."""
+        """Median paired gain over dense of a sweep row, and its byte bound at the counted keep ratios."""
         dense = pick(self.sweeps[block], 1.0, 1.0)[int(row["context"])]
         gain = float(np.median(dense / np.asarray(row["ms"])))
         counted = self.setting(min(row["counted_r_p"], 1.0), min(row["counted_r_kv"], 1.0))

@@ -1,4 +1,4 @@
-"""Table 2 of the crossover paper: byte crossover, cost-aware prediction and measured crossing of every keep-ratio pair."""
+"""Table 2 of the crossover paper: byte crossover, cost-aware prediction and measured crossing of every pair."""
 
 from __future__ import annotations
 
