@@ -100,9 +100,10 @@ def isolated(action: Callable[[], T], folder: Path | None, name: str) -> tuple[T
 
 
 def not_run(name: str, reason: str) -> Outcome:
-    """A claim that this machine or profile cannot measure."""
-    findings = tuple(claims.not_run(predicate, reason) for predicate in claims.load(name).claim.predicates)
-    return Outcome(name, Verdict.NOT_RUN, findings, reason)
+    """A claim that this machine or profile cannot measure, or that left no rows."""
+    module, _ = isolated(lambda: claims.load(name), None, name)
+    predicates = module.claim.predicates if module is not None else ()
+    return Outcome(name, Verdict.NOT_RUN, tuple(claims.not_run(predicate, reason) for predicate in predicates), reason)
 
 
 def judge_claim(log: SampleLog, name: str, profile: Profile, folder: Path | None = None) -> Outcome:

@@ -18,7 +18,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import jinja2
 
@@ -27,7 +27,7 @@ from artifact.records import read_json, rows_of
 from artifact.samples import Row, SampleLog
 
 FOLDER = Path(__file__).resolve().parent
-Origin = Literal["live", "recorded", "paper"]
+ORIGINS = ("live", "recorded", "paper")
 SPECIAL = {
     "\\": r"\textbackslash{}",
     "{": r"\{",
@@ -62,7 +62,11 @@ class Figure:
     """A printed cell: its text, already rounded, and where it comes from."""
 
     text: str
-    origin: Origin
+    origin: str
+
+    def __post_init__(self) -> None:
+        if self.origin not in ORIGINS:
+            raise ValueError(f"the origin of {self.text!r} is {self.origin!r}, not one of {', '.join(ORIGINS)}")
 
     @property
     def latex(self) -> str:
@@ -125,13 +129,17 @@ LAYOUT = re.compile(
 )
 
 
+# A number; digits that follow a letter belong to a name, such as that of a GPU.
+FIGURE = re.compile(r"(?<![A-Za-z\d])(?<!\d\.)\.?\d\S*")
+
+
 def typed_figures(source: str) -> list[str]:
     """Digits that a template's author typed, in text or in expressions, other than those of layout. Must be empty."""
     found: list[str] = []
     for _, kind, value in environment().lex(source):
         if kind == "data":
-            found += re.findall(r"\S*\d\S*", LAYOUT.sub("", value))
-        elif kind in ("integer", "float") or (kind == "string" and any(c.isdigit() for c in value)):
+            found += FIGURE.findall(LAYOUT.sub("", value))
+        elif kind in ("integer", "float") or (kind == "string" and FIGURE.search(value)):
             found.append(value)
     return found
 
@@ -150,6 +158,7 @@ def render(name: str, rows: list[Row], results: Mapping[str, Any], paper: Mappin
 
 def render_run(run: Path, wanted: list[str] | None = None) -> tuple[list[Path], dict[str, str]]:
     """Write `tables/*.tex` of a run; returns the files and, for each table that could not be made, why."""
+    names = _known(wanted)
     results = read_json(run / "results.json") | {"system": read_json(run / "system.json")}
     log = SampleLog(run / "samples.jsonl")
     paper = {
@@ -157,7 +166,7 @@ def render_run(run: Path, wanted: list[str] | None = None) -> tuple[list[Path], 
     }
     written: list[Path] = []
     skipped: dict[str, str] = {}
-    for name in _known(wanted):
+    for name in names:
         try:
             text = render(name, _rows(name, log), results, paper)
         except TableMissing as reason:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, TextIO
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
@@ -234,7 +235,7 @@ class BarProgress:
         self._bar.update(
             self._task,
             completed=meter.share,
-            description=what.replace("[", "\\["),
+            description=escape(what),
             done=f"{meter.done}/{meter.total}",
             left=left_text(meter.left_s(time.monotonic())),
         )

@@ -10,6 +10,8 @@ import click
 
 from artifact import claim as claims
 from artifact.errors import UserError
+from artifact.records import SCHEMA, read_json, write_json
+from artifact.verbs.tables import run_folder
 from artifact.verify import isolated, read_results
 
 SHIPPED = "measured.json"
@@ -17,8 +19,11 @@ SHIPPED = "measured.json"
 
 @click.command("list")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of the table.")
-def command(as_json: bool) -> int:
+@click.option("--ship", metavar="RUN", help="Write the costs of this full run into claims/measured.json.")
+def command(as_json: bool, ship: str | None) -> int:
     """List the claims: what each needs, its last measured minutes and peak memory."""
+    if ship is not None:
+        ship_costs(run_folder(ship))
     last = last_measured(Path("runs"))
     entries = [_entry(name, last) for name in claims.names()]
     if as_json:
@@ -89,10 +94,24 @@ def _cost(claim: dict[str, Any], source: str) -> dict[str, Any]:
     }
 
 
+def ship_costs(folder: Path) -> None:
+    """Merge the costs of a full run into claims/measured.json, with the machine in words. UserError for a quick run."""
+    results = read_results(folder)
+    if results.get("quick"):
+        raise UserError(f"{folder.name} is a quick run; its minutes say nothing about a full one")
+    system = read_json(folder / "system.json")
+    gpus = ", ".join(gpu["name"] for gpu in system["gpus"])
+    machine = gpus or f"{system['cpu']['usable_threads']} threads of {system['cpu']['model']}"
+    known = shipped()
+    for name, claim in results["claims"].items():
+        kept = {key: claim[key] for key in ("minutes", "peak_bytes", "verdict")}
+        known[name] = known.get(name, {}) | {str(results["profile"]): kept | {"machine": machine}}
+    write_json(claims.folder() / SHIPPED, {"schema": SCHEMA, "claims": known})
+
+
 def shipped() -> dict[str, dict[str, dict[str, Any]]]:
     """claims/measured.json: {claim: {profile: {minutes, peak_bytes, verdict, machine}}}; empty when it is absent."""
     path = claims.folder() / SHIPPED
     if not path.is_file():
         return {}
-    data = json.loads(path.read_text(encoding="utf-8"))
-    return dict(data["claims"])
+    return dict(read_json(path)["claims"])

@@ -9,6 +9,7 @@ import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import click
@@ -17,7 +18,7 @@ from artifact import claim as claims
 from artifact import profiles, system
 from artifact.errors import UserError
 from artifact.records import Run, new_run_path
-from artifact.verify import Outcome, exit_code, merge_results, verify
+from artifact.verify import EXIT_ERROR, Outcome, exit_code, isolated, merge_results, verify
 
 RUNS = Path("runs")
 OPTIONS = (
@@ -90,7 +91,8 @@ def execute(names: Sequence[str], options: Options) -> int:
         finally:
             run.progress.close()
         code = exit_code(outcomes)
-        tables, skipped = _tables(run)
+        tables, skipped, sound = _tables(run)
+        code = code if sound else EXIT_ERROR
     if not options.as_json:
         console.card(outcomes)
         _footer(path, tables, skipped)
@@ -105,11 +107,22 @@ def _open(path: Path, profile: profiles.Profile, quick: bool, budget_s: float | 
         raise UserError(f"run folder {path} cannot be written ({error.strerror}); choose another with --run") from None
 
 
-def _tables(run: Run) -> tuple[list[Path], dict[str, str]]:
-    from paper_tables.render import render_run
+def _tables(run: Run) -> tuple[list[Path], dict[str, str], bool]:
+    """Files written, tables left out with the reason, and whether each of them was left out for a good one."""
+    from paper_tables.render import render_run, table_names
 
     merge_results(run.path, run.profile, run.quick, [])
-    return render_run(run.path)
+    written: list[Path] = []
+    skipped: dict[str, str] = {}
+    sound = True
+    for name in table_names():
+        made, fault = isolated(partial(render_run, run.path, [name]), run.path, f"table-{name}")
+        if made is not None:
+            written += made[0]
+            skipped |= made[1]
+        if fault is not None:  # a table that cannot be made must not cost the verdicts that were measured
+            skipped[name], sound = fault.reason, False
+    return written, skipped, sound
 
 
 def _footer(path: Path, tables: Sequence[Path], skipped: dict[str, str]) -> None:
