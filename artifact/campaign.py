@@ -37,7 +37,7 @@ def measure(run: Run, cells: list[Cell]) -> list[Row]:
     profiles.check_model(run.profile)
     missing = [i for i, cell in enumerate(cells) if not is_complete(run, cell)]
     if run.progress is not None and cells:
-        run.progress.cells(cells[0].claim, len(cells), len(cells) - len(missing))
+        run.progress.cells(cells[0].claim, *run.announce(identities, len(missing)))
     failed = [result for i in missing if (result := run_cell(run, cells[i])).status == "error"]
     if failed:
         others = f" (and {len(failed) - 1} more cells)" if len(failed) > 1 else ""

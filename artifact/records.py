@@ -98,6 +98,8 @@ class Run:
         self._sources: dict[str, str] = {}
         self._source_files: dict[str, Path] = {}
         self._started = time.monotonic()
+        self._expected = 0
+        self._announced: set[CellId] = set()
 
     def __enter__(self) -> Self:
         return self
@@ -116,6 +118,17 @@ class Run:
         self._source_files[name] = source
         self._sources.pop(name, None)
         self._started = time.monotonic()
+        self._expected = 0
+        self._announced = set()
+
+    def expect(self, cells: int) -> None:
+        """Say how many cells the claim will measure in all when it asks for a few at a time; for the time left."""
+        self._expected = cells
+
+    def announce(self, cells: list[CellId], missing: int) -> tuple[int, int]:
+        """Count cells that are asked for; returns how many the claim has in all so far, and how many are complete."""
+        self._announced.update(cells)
+        return max(self._expected, len(self._announced)), len(self._announced) - missing
 
     def time_left_s(self) -> float:
         """Seconds left of the claim's budget `deadline_s`, never negative.

@@ -256,6 +256,15 @@ class Watcher:
         self.seen.append(("close",))
 
 
+def test_progress_counts_a_claims_cells_over_all_its_calls(run: Run) -> None:
+    run.progress = watcher = Watcher()
+    run.expect(3)
+    run.measure([cell("a", n=1)])
+    run.measure([cell("a", n=1), cell("b", n=1)])
+    run.measure([cell("c", n=1), cell("d", n=1)])
+    assert [seen[2:] for seen in watcher.seen if seen[0] == "cells"] == [(3, 0), (3, 1), (4, 2)]
+
+
 def test_progress_says_what_runs_and_how_much_was_kept(run: Run) -> None:
     run.measure([cell("a")])
     run.progress = watcher = Watcher()

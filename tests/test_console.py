@@ -104,6 +104,13 @@ def test_the_time_left_follows_the_pace_of_what_really_ran() -> None:
     assert left_text(30.0) == "about 30 s left" and left_text(180.0) == "about 3.0 min left"
 
 
+def test_cells_that_are_asked_for_later_keep_the_pace() -> None:
+    meter = Meter(total=4, done=0, now=0.0)
+    meter.done = 2
+    meter.grow(total=6, done=3)  # the third was kept from an earlier run
+    assert meter.left_s(20.0) == pytest.approx(30.0)
+
+
 def test_plain_progress_is_lines_and_not_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     monkeypatch.setattr(console.time, "monotonic", lambda: now[0])

@@ -135,6 +135,11 @@ class Meter:
         self.total, self.done, self.fraction = total, done, 0.0
         self._first, self._start = done, now
 
+    def grow(self, total: int, done: int) -> None:
+        """More cells are asked for; those that are done beyond the count were kept from before and took no time."""
+        self._first += done - self.done
+        self.total, self.done, self.fraction = total, done, 0.0
+
     @property
     def share(self) -> float:
         """Share of all cells that is finished, the running one in part."""
@@ -162,6 +167,9 @@ class PlainProgress:
         self._claim, self._cell, self._shown = "", "", -math.inf
 
     def cells(self, claim: str, total: int, done: int) -> None:
+        if claim == self._claim:
+            self._meter.grow(total, done)
+            return
         self._claim, self._meter = claim, Meter(total, done, time.monotonic())
         kept = f", {done} kept from before" if done else ""
         self._say(f"{claim}: {total} cells{kept}")
@@ -206,10 +214,13 @@ class BarProgress:
         self._bar = Progress(*columns, TextColumn("[dim]{task.fields[left]}"), console=self._console, transient=True)
         self._task = self._bar.add_task("", claim="", done="", left="")
         self._meter = Meter(0, 0, 0.0)
-        self._cell = ""
+        self._claim, self._cell = "", ""
 
     def cells(self, claim: str, total: int, done: int) -> None:
-        self._meter = Meter(total, done, time.monotonic())
+        if claim == self._claim:
+            self._meter.grow(total, done)
+            return
+        self._claim, self._meter = claim, Meter(total, done, time.monotonic())
         self._bar.update(self._task, claim=claim, total=1.0)
         self._bar.start()
 
