@@ -83,11 +83,15 @@ class Decoder:
         greedy: bool = False,
     ) -> None:
         self.weights, self.cache, self.tokens = weights, cache, tokens
-        self.thresholds, self.packed = thresholds, packed
+        self.thresholds, self.packed, self.greedy = thresholds, packed, greedy
         shape, device = weights.shape, weights.device
         if packed is not None and packed.prompt_tokens > cache.tokens:
             raise UserError(
                 f"the packed cache was selected from {packed.prompt_tokens} tokens, the full cache holds {cache.tokens}"
+            )
+        if thresholds is not None and thresholds.values.shape[0] != shape.layers:
+            raise UserError(
+                f"thresholds for {thresholds.values.shape[0]} layers, the model has {shape.layers}; calibrate this model"
             )
         self._kept = torch.zeros(shape.layers, len(PROJECTIONS), dtype=torch.int32, device=device)
         self._kept_total = torch.zeros(shape.layers, len(PROJECTIONS), dtype=torch.int64, device=device)
@@ -96,7 +100,7 @@ class Decoder:
         self._selections = self._make_selections()
         self._buffers = _buffers(weights)
         self.logits = self._buffers.logits
-        self.ops = self._build(greedy)
+        self.ops = self._build()
         self._launches = [op.launch for op in self.ops]
         self._replay: Callable[[], object] | None = None
 
@@ -115,7 +119,8 @@ class Decoder:
 
     def check_room(self, steps: int) -> None:
         """Raise UserError unless the caches and the token buffer hold `steps` more tokens."""
-        room = min(self.cache.capacity, self.tokens.shape[0]) - self.cache.tokens
+        places = self.tokens.shape[0] - int(self.greedy)  # the last greedy step writes the token after it
+        room = min(self.cache.capacity, places) - self.cache.tokens
         if self.packed is not None:
             room = min(room, self.packed.capacity - int(self.packed.lengths.max()))
         if steps > room:
@@ -187,14 +192,14 @@ class Decoder:
             for layer in range(shape.layers)
         ]
 
-    def _build(self, greedy: bool) -> list[Op]:
+    def _build(self) -> list[Op]:
         weights, b, cache = self.weights, self._buffers, self.cache
         ops = [Op("embed", token.bind_embed(self.tokens, cache.position, weights.embedding, b.residual))]
         for index, layer in enumerate(weights.layers):
             ops += self._layer(index, layer)
         ops.append(Op("norm", rmsnorm.bind(b.residual, weights.final_norm, weights.eps, b.normed, b.delta)))
         ops.append(Op("head", gemv.bind(b.normed, weights.head, b.logits)))
-        if greedy:
+        if self.greedy:
             ops.append(Op("argmax", token.bind_argmax(b.logits, self.tokens, cache.position)))
         lengths = [cache.lengths] if self.packed is None else [cache.lengths, self.packed.lengths]
         kept = None if self.thresholds is None else (self._kept, self._kept_total)

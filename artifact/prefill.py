@@ -37,7 +37,7 @@ class Prefill:
     queries: dict[int, list[torch.Tensor]]
 
 
-@torch.inference_mode()
+@torch.no_grad()  # not inference_mode: its tensors refuse to be written outside of it, and a cache keeps growing
 def prefill(
     weights: Weights,
     tokens: torch.Tensor,
@@ -50,7 +50,7 @@ def prefill(
     """Run the dense model over `tokens` (n,) int64 and return its cache.
 
     query_lengths: for each such length m <= n, keep the rotated queries of tokens m - rows .. m - 1.
-    Raises UserError for an empty prompt or one longer than the model's window.
+    Raises UserError for an empty prompt, one longer than the model's window, the capacity or a query length.
     """
     shape = weights.shape
     count = int(tokens.shape[0])
@@ -58,11 +58,16 @@ def prefill(
         raise UserError(
             f"a prompt of {count} tokens does not fit the model's window of {shape.window}; shorten the text"
         )
-    cache = KVCache.allocate(shape, capacity or count, str(weights.device), weights.dtype)
+    capacity = count if capacity is None else capacity
+    if capacity < count:
+        raise UserError(f"a prompt of {count} tokens does not fit a capacity of {capacity}; allocate a larger cache")
+    cache = KVCache.allocate(shape, capacity, str(weights.device), weights.dtype)
     positions = torch.arange(count, device=weights.device, dtype=torch.float32)
     angles = positions[:, None] * weights.inv_freq
     hidden = weights.embedding[tokens].float()
     kept: dict[int, list[torch.Tensor]] = {length: [] for length in query_lengths}
+    if any(not 1 <= length <= count for length in kept):
+        raise UserError(f"queries are asked for at {sorted(kept)} tokens of a prompt of {count}; shorten the contexts")
     for index, layer in enumerate(weights.layers):
         queries = _layer(weights, layer, index, hidden, angles, cache, observe)
         for length, per_layer in kept.items():

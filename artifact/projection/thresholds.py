@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 import torch
 
+from artifact.errors import UserError
+
 PROJECTIONS = ("q", "k", "v", "o", "gate", "up", "down")
 
 
@@ -24,3 +26,12 @@ class Thresholds:
     values: torch.Tensor
     requested: float
     source: str
+
+    def __post_init__(self) -> None:
+        """Raise UserError for thresholds that fit no layer, or NaN: nothing is below NaN, so all would be read."""
+        if self.values.dim() != 2 or self.values.shape[1] != len(PROJECTIONS):
+            raise UserError(
+                f"thresholds have shape {tuple(self.values.shape)}, one row of {len(PROJECTIONS)} per layer is needed"
+            )
+        if bool(torch.isnan(self.values).any()):
+            raise UserError("thresholds hold NaN, below which no channel lies; calibrate them again")
