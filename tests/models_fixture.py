@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+
+if TYPE_CHECKING:
+    from artifact.models import Weights
 
 VOCAB = 311
 
@@ -21,6 +24,15 @@ class Tiny:
 
     family: str
     options: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A tiny model as transformers runs it, where it was saved, and as the engine loaded it from there."""
+
+    model: Any
+    path: Path
+    weights: Weights
 
 
 COMMON: dict[str, Any] = {

@@ -20,6 +20,9 @@ SHAPES = [(1, 1, 256), (9, 3, 64), (4, 1, 80), (5, 1, 96), (12, 2, 128), (7, 1, 
 MODELS = [(24, 8, 64), (28, 4, 64), (24, 4, 128), (9, 3, 64)]
 
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
 def caches(kv_heads: int, capacity: int, dim: int, lengths: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
     """Return keys and values whose slots past the live ones hold NaN."""
     keys, values = draw(kv_heads, capacity, dim, seed=1), draw(kv_heads, capacity, dim, seed=2)

@@ -9,6 +9,8 @@ from kernels import ShapeError, score
 from tests.inputs import NAN, draw
 from tests.tolerances import SCORES
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 
 def expected(queries: torch.Tensor, keys: torch.Tensor, scale: float, aggregate: str) -> torch.Tensor:
     heads, rows, _ = queries.shape
