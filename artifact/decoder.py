@@ -91,7 +91,7 @@ class Decoder:
             )
         if thresholds is not None and thresholds.values.shape[0] != shape.layers:
             raise UserError(
-                f"thresholds for {thresholds.values.shape[0]} layers, the model has {shape.layers}; calibrate this model"
+                f"thresholds for {thresholds.values.shape[0]} layers, the model has {shape.layers}; calibrate it"
             )
         self._kept = torch.zeros(shape.layers, len(PROJECTIONS), dtype=torch.int32, device=device)
         self._kept_total = torch.zeros(shape.layers, len(PROJECTIONS), dtype=torch.int64, device=device)

@@ -35,7 +35,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Loaded]:
 
 @pytest.fixture(scope="module")
 def one_thread() -> Iterator[None]:
-    """Run a module on one thread: on tiny models, waking others costs more than they compute, most so on a busy machine.
+    """Run a module on one thread: on tiny models, waking others costs more than they compute.
 
     That results do not depend on the number of threads is what tests/test_determinism.py shows.
     """
