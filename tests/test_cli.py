@@ -116,6 +116,9 @@ def test_a_new_run_gets_a_folder_under_runs_and_list_quotes_its_cost(
     monkeypatch.chdir(tmp_path)
     assert main(["verify", "byte_account", "--profile", "embedded", "--json"]) == 0
     run = json.loads(capsys.readouterr().out)["run"]
+    assert main(["verify", "byte_account", "--run", "x", "--json"]) == 0
+    captured = capsys.readouterr()
+    assert captured.err.startswith(f"profile {choose().name} (") and captured.out.count("\n") == 1
     assert Path(run).parent == Path("runs") and Path(run).name.endswith("-embedded")
     assert main(["list", "--json"]) == 0
     (entry,) = [e for e in json.loads(capsys.readouterr().out) if e["name"] == "byte_account"]

@@ -85,6 +85,7 @@ def execute(names: Sequence[str], options: Options) -> int:
     budget_s = None if options.minutes is None else 60 * options.minutes
     with _open(path, profile, options.quick, budget_s) as run:
         run.write_json("system.json", system.describe())
+        click.echo(profile_line(profile, options.profile is None), err=True)
         run.progress = console.progress()
         try:
             outcomes = verify(run, names)
@@ -98,6 +99,16 @@ def execute(names: Sequence[str], options: Options) -> int:
         _footer(path, tables, skipped)
     click.echo(json.dumps(summary(path, outcomes, code), separators=(",", ":"), sort_keys=True))
     return code
+
+
+def profile_line(profile: profiles.Profile, chosen: bool) -> str:
+    """What is about to run, and why where nobody asked for it."""
+    model = Path(profile.model).name
+    why = ""
+    if chosen:
+        why = " (a CUDA GPU was found)" if profile.device == "cuda" else " (no usable CUDA GPU here)"
+    device = f"{profile.threads} CPU threads" if profile.device == "cpu" else "CUDA"
+    return f"profile {profile.name}{why}: {model}, {profile.dtype}, {device}"
 
 
 def _open(path: Path, profile: profiles.Profile, quick: bool, budget_s: float | None) -> Run:
