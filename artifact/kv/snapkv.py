@@ -12,7 +12,9 @@ from dataclasses import dataclass
 
 import torch
 
+from artifact import checks
 from artifact.cache import KVCache, PackedCache
+from artifact.errors import UserError
 from artifact.kv.retain import budget, choose, pack
 from kernels import score
 
@@ -33,19 +35,36 @@ class SnapKV:
     width: int = 21
     aggregate: str = "mean"
 
+    def __post_init__(self) -> None:
+        checks.count("rows", self.rows, 1)
+        checks.count("sinks", self.sinks, 0)
+        if checks.count("width", self.width, 1) % 2 == 0:
+            raise UserError(f"width is {self.width}; a centred pool is odd, give {self.width + 1}")
+        for name, value, known in (("pool", self.pool, score.POOLS), ("aggregate", self.aggregate, score.AGGREGATES)):
+            if value not in known:
+                raise UserError(f"{name} is {value!r}; give one of {', '.join(known)}")
+        if self.pool == "none" and self.width != 1:
+            raise UserError(f"width is {self.width} without pooling; give width 1 or a pool")
+
     def select(
         self, full: KVCache, queries: Sequence[torch.Tensor], keep: float, scale: float, reserve: int
     ) -> PackedCache:
         """Score the prompt in `full` and pack the retained entries.
 
         queries: per layer (heads, >= rows, d), rotated queries of the last prompt tokens. keep: r_kv in (0, 1].
-        A budget under sinks + rows, or a prompt shorter than the observation rows, keeps sinks and the latest rows
-        first.
+        A budget under sinks + rows, or a prompt shorter than the observation rows, keeps the latest rows first, then
+        sinks. Raises UserError when the queries are not those of every layer and observation row.
         """
         tokens = full.tokens
         count = budget(tokens, keep)
         rows = min(self.rows, tokens)
         forced = self.forced(tokens, count, full.keys.device)
+        if len(queries) != full.keys.shape[0]:
+            raise UserError(f"there are queries of {len(queries)} layers for a cache of {full.keys.shape[0]}")
+        if queries[0].shape[1] < rows:
+            raise UserError(
+                f"{rows} observation rows, but the prefill kept {queries[0].shape[1]}; keep as many as the method asks"
+            )
         indices = []
         for layer, observed in enumerate(queries):
             keys = full.keys[layer][:, :tokens].contiguous()

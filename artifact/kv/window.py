@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
+from artifact import checks
 from artifact.cache import KVCache, PackedCache
 from artifact.kv.retain import budget, pack
 
@@ -20,6 +21,9 @@ class Window:
     """Parameters of the window: `sinks` first entries, the rest of the budget the most recent ones."""
 
     sinks: int = 4
+
+    def __post_init__(self) -> None:
+        checks.count("sinks", self.sinks, 0)
 
     def select(self, full: KVCache, keep: float, reserve: int) -> PackedCache:
         """Pack sinks and recent entries of the prompt; keep is r_kv in (0, 1]."""
