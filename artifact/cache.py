@@ -69,7 +69,7 @@ class KVCache:
         """Copy the first `tokens` entries into a cache of `capacity` of its own: what one mode appends no other mode
         sees.
         """
-        if tokens > self.tokens or capacity < tokens:
+        if not 0 <= tokens <= min(self.tokens, capacity):
             raise UserError(f"cannot fork {tokens} of {self.tokens} tokens into a capacity of {capacity}")
         layers, kv_heads, _, dim = self.keys.shape
         device = str(self.keys.device)

@@ -56,8 +56,12 @@ class Calibration:
 
 
 def calibrate(weights: Weights, tokens: torch.Tensor) -> Calibration:
-    """Measure the quantiles on (n,) calibration tokens of a dense prefill."""
+    """Measure the quantiles on (n,) calibration tokens of a dense prefill. Raises UserError for too few tokens."""
     shape = weights.shape
+    if tokens.shape[0] <= SKIP:
+        raise UserError(
+            f"{tokens.shape[0]} calibration tokens are too few, the first {SKIP} do not count; give a longer text"
+        )
     seen = [[Magnitudes() for _ in SITES] for _ in range(shape.layers)]
     started: set[tuple[int, str]] = set()
 
@@ -80,8 +84,12 @@ def hash_tokens(tokens: torch.Tensor) -> str:
 def require_disjoint(calibration: torch.Tensor, evaluation: torch.Tensor, run: int = 64) -> None:
     """Raise UserError when calibration and evaluation share a run of `run` consecutive tokens: then they overlap.
 
-    Shorter runs occur by chance in text of one kind; 64 tokens in a row do not.
+    Shorter runs occur by chance in text of one kind; 64 tokens in a row do not. A text shorter than that must not lie
+    inside the other as a whole.
     """
+    run = min(run, len(calibration), len(evaluation))
+    if run == 0:
+        return
 
     def windows(tokens: torch.Tensor) -> set[bytes]:
         raw = tokens.cpu().numpy().astype("<i4")
