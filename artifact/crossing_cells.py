@@ -22,8 +22,7 @@ from artifact.shapes import Shape, known_shape
 from artifact.stats import Verdict
 
 TASK = "artifact.cells:decode"
-SPREAD = (0.82, 0.94, 1.06, 1.18)
-QUICK_SPREAD = (0.85, 1.0, 1.15)
+SPREAD = (0.85, 1.0, 1.15)
 SHORTEST_TOKENS = 1024
 
 
@@ -45,6 +44,16 @@ def longest_context(shape: Shape, steps: int, synthetic: bool) -> int:
     return (shape.window - room) // GRID_TOKENS * GRID_TOKENS
 
 
+def doublings(longest: int) -> list[int]:
+    """Return the contexts of a sweep: doublings from the shortest, then the longest."""
+    contexts = []
+    n = SHORTEST_TOKENS
+    while n < 0.75 * longest:
+        contexts.append(n)
+        n *= 2
+    return [*contexts, longest]
+
+
 def model_shape(profile: Profile) -> Shape:
     """Dimensions of the profile's model, from its name or its checkpoint."""
     return known_shape(profile.model) if is_name(profile.model) else open_checkpoint(profile.model).shape
@@ -59,11 +68,12 @@ def measure_blocks(
     if longest <= 2 * SHORTEST_TOKENS:
         raise NotRun(f"the window of {shape.window} tokens is too short for a sweep from {SHORTEST_TOKENS} tokens")
     contexts: dict[tuple[float, float], list[int]] = {}
+    run.expect(2 * blocks)
     for block in range(most):
         left = run.time_left_s()
         sweep = run.measure([sweep_cell(run.profile, plan, longest, block)])
         if not contexts:
-            contexts = crossing_contexts(sweep, plan, shape, longest, run.quick)
+            contexts = crossing_contexts(sweep, plan, shape, longest)
         run.measure([crossing_cell(run.profile, plan, longest, block, contexts)])
         taken = left - run.time_left_s()
         if block + 1 >= blocks and (
@@ -93,16 +103,13 @@ def sweep_cell(profile: Profile, plan: Plan, longest: int, block: int) -> Cell:
     return Cell(plan.claim, f"sweep-{block}", TASK, params, block)
 
 
-def crossing_contexts(
-    sweep: list[Row], plan: Plan, shape: Shape, longest: int, quick: bool
-) -> dict[tuple[float, float], list[int]]:
+def crossing_contexts(sweep: list[Row], plan: Plan, shape: Shape, longest: int) -> dict[tuple[float, float], list[int]]:
     """Contexts of the crossing cells: around the prediction that the first sweep gives for each pair."""
-    spread = QUICK_SPREAD if quick else SPREAD
     found = {}
     for r_p, r_kv in plan.pairs:
         predicted = predict(sweep, r_p, r_kv, _n_star(shape, r_p, r_kv, sweep[0])).tokens
         low = SHORTEST_TOKENS + GRID_TOKENS
-        found[r_p, r_kv] = around(predicted, spread, GRID_TOKENS, low, longest - GRID_TOKENS)
+        found[r_p, r_kv] = around(predicted, SPREAD, GRID_TOKENS, low, longest - GRID_TOKENS)
     return found
 
 

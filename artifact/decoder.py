@@ -15,11 +15,12 @@ from dataclasses import dataclass
 
 import torch
 
+from artifact.attention_paths import PATHS, backend_name
 from artifact.cache import KVCache, PackedCache
 from artifact.errors import UserError
 from artifact.models import Layer, Matrix, Weights
 from artifact.projection.thresholds import PROJECTIONS, Thresholds
-from kernels import Launch, attention, gate_up, gemv, rmsnorm, rope_append, sparse_gemv, token
+from kernels import Launch, gate_up, gemv, rmsnorm, rope_append, sparse_gemv, token
 from kernels.selection import Selection
 
 
@@ -69,8 +70,8 @@ class Decoder:
     """One sequence decoded in one mode.
 
     tokens (capacity,) int64 holds the prompt and what follows: step() reads tokens[position]. With `greedy` it also
-    writes the most likely next token to tokens[position + 1]. thresholds None reads every weight; packed None reads
-    the full cache.
+    writes the most likely next token to tokens[position + 1]. path: which attention implementation runs
+    (`artifact.attention_paths`). thresholds None reads every weight; packed None reads the full cache.
     """
 
     def __init__(
@@ -81,7 +82,9 @@ class Decoder:
         thresholds: Thresholds | None = None,
         packed: PackedCache | None = None,
         greedy: bool = False,
+        path: str = "splitk",
     ) -> None:
+        self.path = path
         self.weights, self.cache, self.tokens = weights, cache, tokens
         self.thresholds, self.packed, self.greedy = thresholds, packed, greedy
         shape, device = weights.shape, weights.device
@@ -108,6 +111,11 @@ class Decoder:
     def attended(self) -> torch.Tensor:
         """Lengths (L, kv_heads) of the cache that attention reads in this mode."""
         return self.cache.lengths if self.packed is None else self.packed.lengths
+
+    def attention_backend(self) -> str:
+        """Return the attention implementation that runs in this mode, as probed now."""
+        keys = (self.cache if self.packed is None else self.packed).keys[0]
+        return backend_name(self.path, self._buffers.query, keys, self.attended[0])
 
     def step(self) -> None:
         """Decode one token: read tokens[position], append to the cache, leave logits (V,) and advance."""
@@ -230,7 +238,7 @@ class Decoder:
         else:
             mlp = gate_up.bind(b.normed, layer.gate_up.w, b.act)
         rope = rope_append.bind(b.qkv, weights.inv_freq, cache.position, b.query, full, own, *norms, eps)
-        attend = attention.bind(b.query, keys, values, self.attended[index], b.mixed, scale, select.get("o"))
+        attend = PATHS[self.path](b.query, keys, values, self.attended[index], b.mixed, scale, select.get("o"))
         return [
             norm(layer.attention_norm, before, "qkv"),
             project("qkv", layer.qkv, b.normed, b.qkv),

@@ -30,7 +30,7 @@ MAX_BYTES = 4_000_000_000
 CALIBRATION_TOKENS = 2048
 GRID_TOKENS = 256  # observation queries are kept at every multiple, so that any of these contexts can be selected from
 ROWS = 16
-SYNTHETIC_CALIBRATION_TOKENS = 512
+SYNTHETIC_PREFILL_TOKENS = 512
 
 Progress = Callable[[float, str], None]
 _SOURCES = ("prefill.py", "models.py", "checkpoints.py", "rope.py", "prompts.py", "prepare.py", "projection/teal.py")
@@ -85,17 +85,23 @@ def prepare_synthetic(shape: Shape, device: str, dtype: torch.dtype, context: in
     """Make weights, cache and queries of exact shape on the device, for timing at dimensions whose weights cannot be
     had.
 
-    Thresholds are calibrated on the synthetic model's own activations, so counted keep ratios are real. The cache is
-    random: what a step reads depends on lengths alone. Quality means nothing here and is never measured on it.
+    Thresholds are calibrated on the synthetic model's own activations, so counted keep ratios are real. The cache
+    repeats a short prefill: what a step reads depends on lengths alone. Quality means nothing here and is never
+    measured on it.
     """
     weights = models.synthetic(shape, device, dtype, seed)
     generator = torch.Generator(device=device).manual_seed(seed + 1)
     tokens = torch.randint(shape.vocab, (context + 256,), generator=generator, device=device)
-    calibration = teal.calibrate(weights, tokens[:SYNTHETIC_CALIBRATION_TOKENS])
-    cache = KVCache.allocate(shape, context, device, dtype)
-    for layer in range(shape.layers):
-        cache.keys[layer].normal_(generator=generator)
-        cache.values[layer].normal_(generator=generator)
+    base = tokens[:SYNTHETIC_PREFILL_TOKENS]
+    # Attention over copies of a prefill equals attention over the prefill: activations, and with them keep ratios,
+    # are then those of the calibration at every context. The first half of its rows attends to few entries and is
+    # left out.
+    calibration = teal.calibrate(weights, base, skip=SYNTHETIC_PREFILL_TOKENS // 2)
+    cache = prefill(weights, base, capacity=max(context, SYNTHETIC_PREFILL_TOKENS)).cache
+    for start in range(SYNTHETIC_PREFILL_TOKENS, context, SYNTHETIC_PREFILL_TOKENS):
+        width = min(SYNTHETIC_PREFILL_TOKENS, context - start)
+        cache.keys[:, :, start : start + width] = cache.keys[:, :, :width]
+        cache.values[:, :, start : start + width] = cache.values[:, :, :width]
     cache.set_tokens(context)
     label = f"synthetic weights and cache, seed {seed}"
     return Prepared(weights, tokens, calibration, cache, _RandomQueries(shape, device, seed), label, synthetic=True)

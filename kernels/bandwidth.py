@@ -29,7 +29,7 @@ class Bandwidth:
         return Bandwidth(max(self.median_gbps, other.median_gbps), max(self.fastest_gbps, other.fastest_gbps))
 
 
-def read_bandwidth(device: torch.device, bytes_read: int = 1 << 30, repeats: int = 5) -> Bandwidth:
+def read_bandwidth(device: torch.device, bytes_read: int = 1 << 30, repeats: int = 3) -> Bandwidth:
     """Measure the read bandwidth with the backend's read kernels on a buffer of `bytes_read` bytes."""
     buffer = torch.rand(bytes_read // 4, device=device)
     medians, fastest = [], 0.0

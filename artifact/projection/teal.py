@@ -55,12 +55,15 @@ class Calibration:
         return Thresholds(site[:, columns].float().contiguous(), keep, self.tokens_hash)
 
 
-def calibrate(weights: Weights, tokens: torch.Tensor) -> Calibration:
-    """Measure the quantiles on (n,) calibration tokens of a dense prefill. Raises UserError for too few tokens."""
+def calibrate(weights: Weights, tokens: torch.Tensor, skip: int = SKIP) -> Calibration:
+    """Measure the quantiles on (n,) calibration tokens of a dense prefill, without its first `skip` rows.
+
+    Raises UserError for too few tokens.
+    """
     shape = weights.shape
-    if tokens.shape[0] <= SKIP:
+    if tokens.shape[0] <= skip:
         raise UserError(
-            f"{tokens.shape[0]} calibration tokens are too few, the first {SKIP} do not count; give a longer text"
+            f"{tokens.shape[0]} calibration tokens are too few, the first {skip} do not count; give a longer text"
         )
     seen = [[Magnitudes() for _ in SITES] for _ in range(shape.layers)]
     started: set[tuple[int, str]] = set()
@@ -68,7 +71,7 @@ def calibrate(weights: Weights, tokens: torch.Tensor) -> Calibration:
     def observe(layer: int, site: str, x: torch.Tensor) -> None:
         first = (layer, site) not in started
         started.add((layer, site))
-        seen[layer][SITES.index(site)].add(x[SKIP:] if first else x)
+        seen[layer][SITES.index(site)].add(x[skip:] if first else x)
 
     prefill(weights, tokens, observe=observe)
     shares = torch.linspace(0.0, 1.0, LEVELS + 1, dtype=torch.float64)

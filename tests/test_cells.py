@@ -1,0 +1,161 @@
+"""The measuring task on a small synthetic model: honest rows, and engine faults that must end a cell as an error."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from artifact import attention_paths, cells, decoder, timing
+from artifact.cells import member
+from artifact.decoder import Decoder
+from artifact.prepare import Prepared, grid, prepare_synthetic
+from artifact.projection.thresholds import Thresholds
+from artifact.shapes import Shape
+from kernels import rope_append, sparse_gemv
+from kernels.bandwidth import Bandwidth
+
+SHAPE = Shape("tiny", 96, 2, 6, 2, 32, 160, 211, 1024, False)
+STEPS = 4
+
+
+@pytest.fixture(scope="module")
+def prepared() -> Prepared:
+    return prepare_synthetic(SHAPE, "cpu", torch.float32, 512 + STEPS + cells.EXTRA_STEPS)
+
+
+def measure(prepared: Prepared, *members: dict[str, Any]) -> list[dict[str, Any]]:
+    return cells.measure_group(prepared, list(members), STEPS)
+
+
+def test_rows_hold_paired_samples_and_what_the_step_counted(prepared: Prepared) -> None:
+    rows = measure(prepared, member(256), member(256, 0.5), member(256, 1.0, 0.3), member(512, 0.5, 0.3))
+    assert [row["mode"] for row in rows] == ["dense", "projection", "kv", "both"]
+    assert {len(row["ms"]) for row in rows} == {STEPS}
+    dense, sparse, kv, both = rows
+    weights = SHAPE.layers * SHAPE.projection_params * 4
+    assert dense["projection_bytes"] == weights and dense["counted_r_kv"] == 1.0
+    assert sparse["projection_bytes"] == pytest.approx(weights * sparse["counted_r_p"])
+    assert abs(sparse["counted_r_p"] - 0.5) <= cells.KEEP_TOLERANCE
+    # 77 of 256 entries were kept; the timed steps are number 5 to 8 after the prompt and each appends one entry first.
+    entries = 77 + 1 + cells.WARMUP_STEPS + (STEPS + 1) / 2
+    assert kv["kv_bytes"] == entries * SHAPE.layers * SHAPE.kv_values_per_token * 4
+    full = 256 + 1 + cells.WARMUP_STEPS + (STEPS + 1) / 2
+    assert dense["kv_bytes"] == full * SHAPE.layers * SHAPE.kv_values_per_token * 4
+    assert both["context"] == 512 and both["counted_r_kv"] == pytest.approx(0.3, abs=0.02)
+    assert all(row["gate_error"] < 1e-5 for row in rows)
+
+
+def test_attention_paths_agree_and_name_their_backend(prepared: Prepared) -> None:
+    rows = measure(prepared, *(member(256, path=path) for path in attention_paths.PATHS))
+    assert [row["attention_backend"].split()[0] for row in rows] == ["numba", "torch", "torch"]
+    assert all(row["gate_error"] < 1e-5 for row in rows)
+
+
+def test_fault_24_a_fused_path_that_runs_plain_products_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "_fused_sdp_choice", lambda *a, **k: int(attention_paths.SDPBackend.MATH.value))
+    query, keys = torch.randn(6, 32), torch.randn(2, 8, 32)
+    with pytest.raises(RuntimeError, match="math backend"):
+        attention_paths.backend_name("fused", query, keys, torch.full((2,), 3, dtype=torch.int32))
+
+
+def test_fault_17_a_mode_that_silently_reads_all_weights_is_an_error(
+    prepared: Prepared, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    everything = Thresholds(torch.full((SHAPE.layers, 7), -1.0), 0.5, "none")
+    monkeypatch.setattr(type(prepared.calibration), "thresholds", lambda self, keep: everything)
+    with pytest.raises(RuntimeError, match=r"projection keep 0.5 was asked for, 1.000 was read"):
+        measure(prepared, member(256, 0.5))
+
+
+def test_fault_32_a_kv_ratio_that_is_ignored_is_an_error(prepared: Prepared, monkeypatch: pytest.MonkeyPatch) -> None:
+    select = cells.SnapKV.select
+    monkeypatch.setattr(cells.SnapKV, "select", lambda self, full, q, keep, *rest: select(self, full, q, 0.6, *rest))
+    with pytest.raises(RuntimeError, match="cache entries were expected"):
+        measure(prepared, member(256, 1.0, 0.3))
+
+
+def test_a_wrong_mask_fails_the_gate(prepared: Prepared, monkeypatch: pytest.MonkeyPatch) -> None:
+    bind = sparse_gemv.bind
+
+    def shifted(x: torch.Tensor, w: torch.Tensor, y: torch.Tensor, select: Any, bias: Any = None) -> Any:
+        return bind(x, w.roll(1, 0).contiguous(), y, select, bias)  # every channel reads its neighbour's row
+
+    monkeypatch.setattr(decoder.sparse_gemv, "bind", shifted)
+    with pytest.raises(RuntimeError, match="logits differ from the reference"):
+        measure(prepared, member(256, 0.5))
+
+
+def test_a_wrong_rotary_position_fails_the_gate(prepared: Prepared, monkeypatch: pytest.MonkeyPatch) -> None:
+    bind = rope_append.bind
+    monkeypatch.setattr(decoder.rope_append, "bind", lambda qkv, freq, *rest: bind(qkv, freq * 1.5, *rest))
+    with pytest.raises(RuntimeError, match="logits differ from the reference"):
+        measure(prepared, member(256))
+
+
+def test_attention_off_by_one_entry_fails_the_gate(prepared: Prepared, monkeypatch: pytest.MonkeyPatch) -> None:
+    bind = attention_paths.PATHS["splitk"]
+
+    def short(query: Any, keys: Any, values: Any, lengths: torch.Tensor, *rest: Any) -> Any:
+        return bind(query, keys, values, lengths - 1, *rest)
+
+    monkeypatch.setitem(attention_paths.PATHS, "splitk", short)
+    with pytest.raises(RuntimeError, match="logits differ from the reference"):
+        measure(prepared, member(256))
+
+
+def test_a_mode_that_skips_steps_is_an_error(prepared: Prepared, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An unsynchronised or idle clock: the loop ran, the work did not."""
+    real = timing.interleave
+
+    def idle(decoders: Any, steps: int, warmup: int) -> Any:
+        found = real(decoders, 1, warmup)
+        return {name: samples * steps for name, samples in found.items()}
+
+    monkeypatch.setattr(cells, "interleave", idle)
+    with pytest.raises(RuntimeError, match="cache entries were expected"):
+        measure(prepared, member(256, 1.0, 0.3))
+
+
+def test_fault_25_moving_bytes_faster_than_memory_is_an_error() -> None:
+    row = {"projection_bytes": 1e9, "kv_bytes": 0.0, "head_bytes": 0.0, "ms": [40.0, 10.0], "mode": "kv", "context": 1}
+    cells.check_bandwidth(row, Bandwidth(80.0, 90.0))
+    with pytest.raises(RuntimeError, match=r"100.0 GB/s where memory reads 70.0"):
+        cells.check_bandwidth(row, Bandwidth(60.0, 70.0))
+
+
+def test_interleaved_modes_take_turns_and_rotate(prepared: Prepared, monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[int] = []
+    decoders = {str(i): cells.build(prepared, member(256), STEPS) for i in range(3)}
+    step = Decoder.step
+
+    def note(self: Decoder) -> None:
+        order.append(next(i for i, one in enumerate(decoders.values()) if one is self))
+        step(self)
+
+    monkeypatch.setattr(Decoder, "step", note)
+    samples = timing.interleave(decoders, 3, warmup=1)
+    assert order == [0, 1, 2, 0, 1, 2, 1, 2, 0, 2, 0, 1]
+    assert all(len(values) == 3 and min(values) > 0 for values in samples.values())
+
+
+def test_modes_do_not_see_each_others_appended_entries() -> None:
+    """Fault 15: each member decodes on a fork of its own."""
+    real = prepare_synthetic(SHAPE, "cpu", torch.float32, 300)
+    real = dataclasses.replace(real, synthetic=False)
+    before = real.cache.keys.clone()
+    first, second = (cells.build(real, member(256), STEPS) for _ in range(2))
+    for _ in range(3):
+        first.step()
+    assert torch.equal(real.cache.keys, before)
+    assert second.cache.tokens == 256 and first.cache.tokens == 259
+    second.step()
+    assert np.isfinite(second.logits.numpy()).all()
+
+
+@pytest.mark.parametrize(("tokens", "expected"), [(1, 256), (256, 256), (383, 256), (385, 512), (7936, 7936)])
+def test_grid_rounds_to_lengths_whose_queries_are_kept(tokens: int, expected: int) -> None:
+    assert grid(tokens) == expected
