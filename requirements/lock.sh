@@ -6,7 +6,7 @@ cd "$(dirname "$0")"
 compile() { uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-annotate "$@"; }
 # torch is left out of run.txt although accelerate asks for it: setup.sh installs it first, from a set of its own.
 compile --override <(echo "torch ; sys_platform == 'none'") --no-emit-package torch run.in -o run.txt
-compile -c run.txt test.in -o test.txt
-compile -c run.txt lint.in -o lint.txt
 echo "torch==2.13.0" | compile -c run.txt - -o torch-cuda.txt
+compile -c run.txt -c torch-cuda.txt test.in -o test.txt
+compile -c run.txt lint.in -o lint.txt
 if grep -nE '://|^ *(-|/)[^ -]' ./*.txt; then echo "a lock names an index or a path" >&2; exit 1; fi
