@@ -198,7 +198,7 @@ def _store(split: Split, text: bytes, parquet_sha256: str) -> None:
         os.replace(file.with_suffix(".part"), file)
         file.with_suffix(".sha256").write_text(f"{hashlib.sha256(text).hexdigest()}\n{parquet_sha256}\n")
     except OSError as error:
-        raise UserError(f"{file.parent} cannot be written ({error.strerror}); set ARTIFACT_DATA to another folder.") from None
+        raise UserError(f"{file.parent} cannot be written ({error.strerror}); set ARTIFACT_DATA elsewhere.") from None
 
 
 def _hub_reachable() -> bool:
