@@ -181,6 +181,20 @@ def wilson(k: int, n: int, level: float = 0.95) -> Interval:
     )
 
 
+def clopper_pearson(k: int, n: int, level: float = 0.95) -> Interval:
+    """Exact interval for a share of k successes in n trials: it covers at any n. No trials: [0, 1] around NaN."""
+    _require_count(k, n)
+    method = f"Clopper-Pearson {level:.0%}"
+    if n == 0:
+        return Interval(math.nan, 0.0, 1.0, 0, method)
+    from scipy.special import betaincinv
+
+    tail = 0.5 - level / 2
+    low = 0.0 if k == 0 else float(betaincinv(k, n - k + 1, tail))
+    high = 1.0 if k == n else float(betaincinv(k + 1, n - k, 1.0 - tail))
+    return Interval(k / n, low, high, n, method)
+
+
 def binomial_p_value(k: int, n: int, p: float) -> float:
     """Exact two-sided binomial test: total probability of outcomes no likelier than k under success rate p."""
     _require_count(k, n)

@@ -79,9 +79,7 @@ def prefilled(bench: Workbench, tokens: torch.Tensor, doing: str) -> Prefilled:
     found = prepare._read(file)
     if found is None:
         on_device = tokens.to(bench.weights.device)
-        filled = prefill(
-            bench.weights, on_device, None, (count,), ROWS, progress=lambda share: bench.say(share, doing)
-        )
+        filled = prefill(bench.weights, on_device, None, (count,), ROWS, progress=lambda share: bench.say(share, doing))
         queries = torch.stack(filled.queries[count])
         found = {"keys": filled.cache.keys, "values": filled.cache.values, "queries": queries}
         prepare._write(file, found)

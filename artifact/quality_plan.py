@@ -1,0 +1,38 @@
+"""The windows and settings that quality claims share, so that each dense prefill is made once per run."""
+
+from __future__ import annotations
+
+from artifact.configuration import Configuration
+from artifact.quality import Protocol
+from artifact.records import Run
+
+# The paper: eight windows of 32K and 512 scored tokens. A prompt of 4K is half of the embedded model's window, and
+# eight of them are what its default text holds.
+EMBEDDED = Protocol(context_tokens=4096, scored_tokens=128, windows=8)
+EMBEDDED_QUICK = Protocol(context_tokens=2048, scored_tokens=64, windows=3)
+PAPER = Protocol(context_tokens=32768, scored_tokens=512, windows=8)
+PAPER_QUICK = Protocol(context_tokens=8192, scored_tokens=128, windows=3)
+
+PROJECTION_KEEPS = (0.9, 0.8, 0.7, 0.6, 0.5)
+KV_KEEPS = (0.7, 0.5, 0.3, 0.2, 0.1)
+# (r_p, r_kv) of the compositions: each projection keep with the KV keep ratios that pair with its cost.
+COMPOSED = ((0.9, 0.5), (0.9, 0.3), (0.8, 0.5), (0.8, 0.3), (0.8, 0.2), (0.7, 0.3), (0.7, 0.2), (0.6, 0.2), (0.5, 0.2))
+
+
+def protocol(run: Run) -> Protocol:
+    """Windows of this run's size: the paper's on the paper's models, smaller ones on the embedded model."""
+    if run.profile.name == "paper":
+        return PAPER_QUICK if run.quick else PAPER
+    return EMBEDDED_QUICK if run.quick else EMBEDDED
+
+
+def singles() -> list[Configuration]:
+    """Dense and every single branch of the sweep."""
+    projection = [Configuration(r_p=keep) for keep in PROJECTION_KEEPS]
+    selection = [Configuration(r_kv=keep, method="snapkv") for keep in KV_KEEPS]
+    return [Configuration(), *projection, *selection]
+
+
+def grid() -> list[Configuration]:
+    """All settings of the composition table: dense, single and composed (the paper has 16)."""
+    return [*singles(), *(Configuration(r_p, r_kv, "snapkv") for r_p, r_kv in COMPOSED)]
