@@ -49,7 +49,8 @@ class Config:
 def config(kv_heads: int, dim: int, processors: int) -> Config:
     """Return the launch configuration: two programs per multiprocessor, fixed for every context."""
     splits = max(1, 2 * processors // kv_heads)
-    return Config(splits // 32 * 32 or splits, 64 if dim <= 128 else 32, 32, 8, 3)
+    splits = 1 << (splits.bit_length() - 1)
+    return Config(splits, 64 if dim <= 128 else 32, min(32, splits), 4, 2, fetch=65536 if dim == 128 else 0)
 
 
 @triton.jit

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 MAX_TILE_COUNTERS = 1 << 16
+SHARED_MEMORY_PERCENT: int | None = None
 
 _workspaces: dict[tuple[str, torch.device], torch.Tensor] = {}
 
@@ -102,11 +104,29 @@ def launcher(
         options = {"launch_pdl": bool(constants.get("OVERLAP", False)), "num_stages": stages}
         options |= {"maxnreg": registers} if registers else {}
     bound = kernel[grid]
+    pending = [not INTERPRETED and SHARED_MEMORY_PERCENT is not None]
 
     def launch() -> object:
-        return bound(*arguments, **constants, num_warps=warps, **options)
+        compiled = bound(*arguments, **constants, num_warps=warps, **options)
+        if pending[0]:
+            _prefer_shared_memory(compiled.function)
+            pending[0] = False
+        return compiled
 
     return launch
+
+
+def _prefer_shared_memory(function: int) -> None:
+    """Give a loaded kernel the common split of L1 and shared memory; a multiprocessor must drain before the split can change."""
+    preferred = 9  # CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT
+    status = _driver().cuFuncSetAttribute(ctypes.c_void_p(function), preferred, SHARED_MEMORY_PERCENT)
+    if status:
+        raise RuntimeError(f"the CUDA driver refused a shared-memory preference of {SHARED_MEMORY_PERCENT}%: status {status}")
+
+
+@lru_cache(maxsize=1)
+def _driver() -> ctypes.CDLL:
+    return ctypes.CDLL("libcuda.so.1")
 
 
 def power_of_two(n: int) -> int:

@@ -25,11 +25,14 @@ class Config:
 
 
 def config(rows: int, depth: int, paired: bool) -> Config:
-    """Return the launch configuration for a (rows, depth) weight: about 16 KB of weights in flight per program."""
-    block = min(power_of_two(depth), 4096 if depth <= 4096 else 2048)
-    if depth % block and depth > 1024:
-        block = 1024
-    return Config(1 if paired else 2, block, 4)
+    """Return the launch configuration for a (rows, depth) weight: resident programs, two groups of 32 KB in flight on each
+    multiprocessor; rows too long for registers are read in pieces by programs of their own."""
+    block = power_of_two(depth)
+    if block > 16384:
+        return Config(2 if paired else 4, 1024, 4)
+    taken = 4 if block <= 4096 else 2
+    warps = max(1, min(16, taken * block // 1024))
+    return Config(taken // 2 if paired else taken, block, warps, 0, max(1, min(8, 32768 // (taken * block))))
 
 
 @triton.jit

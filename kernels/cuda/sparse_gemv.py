@@ -1,8 +1,9 @@
-"""Thresholded matrix-vector product in Triton: a program owns a few columns, selects for itself and masks the rows it skips.
+"""Thresholded matrix-vector product in Triton: a program owns a few columns, selects for itself and keeps six blocks in flight.
 
-Program t owns a column tile and walks over all input channels with six blocks of weights in flight: no partial sums in memory,
-no atomics, no zeroing, and no launch for the selection. A tile of 32 columns makes reads of 64 bytes, the unit of the memory,
-so that even 4,096 outputs occupy a GPU with 128 programs. Column tiles never straddle a segment.
+Program t owns a column tile and walks over the input channels: no partial sums in memory, no atomics, no zeroing, no launch for
+the selection. It either masks the rows it skips, or first lists the kept channels with their inputs (worth its microsecond when a
+tile is wide and K moderate) and then spends no memory or arithmetic slot on skipped ones. A tile of 32 columns makes reads of
+64 bytes, the unit of the memory, so that even 4,096 outputs occupy a GPU with 128 programs. Tiles never straddle a segment.
 """
 
 from __future__ import annotations
@@ -16,58 +17,82 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.cuda.common import Norm, inverse_rms, launcher, multiprocessors, overlaps, power_of_two, wait_for_producer
+from kernels.cuda.common import (
+    Norm,
+    inverse_rms,
+    launcher,
+    multiprocessors,
+    overlaps,
+    power_of_two,
+    wait_for_producer,
+    workspace,
+)
 from kernels.selection import Selection
 
 
 @dataclass(frozen=True)
 class Config:
-    """columns per tile (gate and up together when paired), channels per block, warps, registers per thread (0: free), cache
-    modifier of weight loads. Fewer channels than threads keep the loop free of barriers."""
+    """columns per tile (gate and up together when paired), channels per block (fewer than threads, or the loop meets barriers),
+    warps, registers per thread (0: free), whether kept channels are listed first."""
 
     columns: int
     channels: int
     warps: int
     registers: int = 0
-    cache: str = ".cg"
+    listed: bool = False
 
 
-def config(depth: int, columns: int, processors: int, paired: bool) -> Config:
-    """Return the launch configuration for a (depth, columns) input-major weight."""
-    width = 32 if columns // 32 < 4 * processors else 64
-    return Config(2 * width if paired else width, min(256, power_of_two(depth)), 16)
+def config(depth: int, columns: int, processors: int) -> Config:
+    """Return the launch configuration for a (depth, columns) input-major weight: one wave of programs, at least 32 columns wide."""
+    width = min(256, power_of_two(max(32, math.ceil(columns / processors))))
+    if width >= 128 and depth <= 8192:
+        return Config(width, min(8192 // width, power_of_two(depth)), 8, 0, True)
+    return Config(width, min(8192 // width, power_of_two(depth)), 32)
 
 
 @triton.jit
-def inputs(x, weight, channel, K: tl.constexpr, NORMED: tl.constexpr):
-    """Return x and the norm's gain at `channel`, zero past K."""
-    value = tl.load(x + channel, mask=channel < K, other=0.0)
-    gain = value
-    if NORMED:
-        gain = tl.load(weight + channel, mask=channel < K, other=0.0)
+def take(x, weight, listed, channel, count, K: tl.constexpr, NORMED: tl.constexpr, LISTED: tl.constexpr):
+    """Return what decides over the next block: list entries (twice), or inputs and the gains of the norm; zeros past the end.
+
+    An entry holds the input's bits in its high word, and flags (bits 28 and 29) and the channel in its low word.
+    """
+    if LISTED:
+        value = tl.load(listed + channel, mask=channel < count, other=0, cache_modifier=".cg")
+        gain = value
+    else:
+        value = tl.load(x + channel, mask=channel < K, other=0.0)
+        gain = value
+        if NORMED:
+            gain = tl.load(weight + channel, mask=channel < K, other=0.0)
     return value, gain
 
 
 @triton.jit
 def ask(
-    value, gain, scale, thresholds, channel, w, source, second, live, K: tl.constexpr, STRIDE: tl.constexpr, PARTS: tl.constexpr,
-    WHOLE: tl.constexpr, NORMED: tl.constexpr, CACHE: tl.constexpr,
+    value, gain, scale, limits, channel, w, source, second, live, K: tl.constexpr, STRIDE: tl.constexpr, PARTS: tl.constexpr,
+    WHOLE: tl.constexpr, NORMED: tl.constexpr, LISTED: tl.constexpr,
 ):  # fmt: skip
     """Return the (CHANNELS, COLUMNS) weights of kept channels and the inputs that multiply them, zero elsewhere."""
-    if NORMED:
-        value = value * gain * scale
-    size = tl.abs(value)
-    inside = channel < K
-    keep = inside & ((size <= thresholds[0]) == 0)
+    if LISTED:
+        low = value.to(tl.int32)
+        keep = (low >> 28) & 1 != 0
+        keep_up = (low >> 29) & 1 != 0
+        factor = (value >> 32).to(tl.int32).to(tl.float32, bitcast=True)
+        channel = low & 0x0FFFFFFF
+    else:
+        if NORMED:
+            value = value * (gain * scale)
+        size = tl.abs(value)
+        keep = (channel < K) & ((size <= limits[0]) == 0)
+        keep_up = (channel < K) & ((size <= limits[1]) == 0)
+        factor = tl.where(keep | keep_up, value, 0.0)
     wanted = keep[:, None]
     if PARTS == 2:
-        keep_up = inside & ((size <= thresholds[1]) == 0)
         wanted = (wanted & (second == 0)) | (keep_up[:, None] & second)
-        keep = keep | keep_up
     if not WHOLE:
         wanted = wanted & live
     pointers = w + channel.to(tl.int64)[:, None] * STRIDE + source
-    return tl.load(pointers, mask=wanted, other=0.0, cache_modifier=CACHE), tl.where(keep, value, 0.0)
+    return tl.load(pointers, mask=wanted, other=0.0, cache_modifier=".cg"), factor
 
 
 @triton.jit
@@ -80,15 +105,15 @@ def add(total, block, factor, ROWS: tl.constexpr):
 
 @triton.jit
 def thresholded(
-    x, weight, w, bias, y, thresholds, kept, tiles, eps,
+    x, weight, w, bias, y, thresholds, kept, tiles, lists, eps,
     N: tl.constexpr, K: tl.constexpr, STRIDE: tl.constexpr, COLUMNS: tl.constexpr, CHANNELS: tl.constexpr, ROWS: tl.constexpr,
     SPAN: tl.constexpr, PARTS: tl.constexpr, ALIGN: tl.constexpr, WHOLE: tl.constexpr, NORMED: tl.constexpr,
-    BIASED: tl.constexpr, ACCUMULATE: tl.constexpr, CACHE: tl.constexpr, OVERLAP: tl.constexpr,
+    LISTED: tl.constexpr, BIASED: tl.constexpr, ACCUMULATE: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """PARTS = 1: y[n] (+)= sum over kept i of x[i] w[i, n]. PARTS = 2: y = silu(part 0) * part 1, part p at columns N p + n.
 
-    With two parts a tile holds COLUMNS / 2 columns of each, side by side. A block of weights is asked for once its inputs have
-    arrived, six blocks before it is added; its inputs are asked for twelve blocks before.
+    With two parts a tile holds COLUMNS / 2 columns of each, side by side, each with its own threshold. A block of weights is asked
+    for six blocks before it is added, what decides over it twelve blocks before.
     """
     tile = tl.program_id(0) * 4
     start = tl.multiple_of(tl.load(tiles + tile), ALIGN)
@@ -102,56 +127,79 @@ def thresholded(
     source = (within + (lane // half) * N)[None, :]
     second = (lane >= half)[None, :]
     live = (within < end)[None, :]
-    c = tl.arange(0, CHANNELS)
+    every = tl.arange(0, SPAN)
+    exists = every < K
+    listed = lists + tl.program_id(0) * SPAN
+    if LISTED and NORMED:
+        gains = tl.load(weight + every, mask=exists, other=0.0)
     wait_for_producer(OVERLAP)
 
-    x0, g0 = inputs(x, weight, c, K, NORMED)
-    x1, g1 = inputs(x, weight, c + CHANNELS, K, NORMED)
-    x2, g2 = inputs(x, weight, c + 2 * CHANNELS, K, NORMED)
-    x3, g3 = inputs(x, weight, c + 3 * CHANNELS, K, NORMED)
-    x4, g4 = inputs(x, weight, c + 4 * CHANNELS, K, NORMED)
-    x5, g5 = inputs(x, weight, c + 5 * CHANNELS, K, NORMED)
     scale = 1.0
-    if NORMED:
+    count = K
+    if LISTED:
+        read = tl.load(x + every, mask=exists, other=0.0)
+        if NORMED:
+            read = read * (gains * (1.0 / tl.sqrt(tl.sum(read * read, axis=0) / K + eps)))
+        chosen = (exists & ((tl.abs(read) <= limits[0]) == 0)).to(tl.int32)
+        either = chosen
+        flags = chosen << 28
+        if PARTS == 2:
+            chosen_up = (exists & ((tl.abs(read) <= limits[1]) == 0)).to(tl.int32)
+            either = chosen | chosen_up
+            flags = flags | (chosen_up << 29)
+        upto = tl.cumsum(either, axis=0)
+        count = tl.max(upto, axis=0)
+        packed = (read.to(tl.int32, bitcast=True).to(tl.int64) << 32) | (every | flags).to(tl.int64)
+        tl.store(listed + upto - 1, packed, mask=either != 0)
+        tl.debug_barrier()
+    elif NORMED:
         scale = inverse_rms(x, eps, K, SPAN)
-    b0, f0 = ask(x0, g0, scale, limits, c, w, source, second, live, K, STRIDE, PARTS, WHOLE, NORMED, CACHE)
-    b1, f1 = ask(x1, g1, scale, limits, c + CHANNELS, w, source, second, live, K, STRIDE, PARTS, WHOLE, NORMED, CACHE)
-    b2, f2 = ask(x2, g2, scale, limits, c + 2 * CHANNELS, w, source, second, live, K, STRIDE, PARTS, WHOLE, NORMED, CACHE)
-    b3, f3 = ask(x3, g3, scale, limits, c + 3 * CHANNELS, w, source, second, live, K, STRIDE, PARTS, WHOLE, NORMED, CACHE)
-    b4, f4 = ask(x4, g4, scale, limits, c + 4 * CHANNELS, w, source, second, live, K, STRIDE, PARTS, WHOLE, NORMED, CACHE)
-    b5, f5 = ask(x5, g5, scale, limits, c + 5 * CHANNELS, w, source, second, live, K, STRIDE, PARTS, WHOLE, NORMED, CACHE)
+
+    c = tl.arange(0, CHANNELS)
+    v0, g0 = take(x, weight, listed, c, count, K, NORMED, LISTED)
+    v1, g1 = take(x, weight, listed, c + 1 * CHANNELS, count, K, NORMED, LISTED)
+    v2, g2 = take(x, weight, listed, c + 2 * CHANNELS, count, K, NORMED, LISTED)
+    v3, g3 = take(x, weight, listed, c + 3 * CHANNELS, count, K, NORMED, LISTED)
+    v4, g4 = take(x, weight, listed, c + 4 * CHANNELS, count, K, NORMED, LISTED)
+    v5, g5 = take(x, weight, listed, c + 5 * CHANNELS, count, K, NORMED, LISTED)
+    b0, f0 = ask(v0, g0, scale, limits, c, w, source, second, live, K, STRIDE, PARTS, WHOLE, NORMED, LISTED)
+    b1, f1 = ask(v1, g1, scale, limits, c + 1 * CHANNELS, w, source, second, live, K, STRIDE, PARTS, WHOLE, NORMED, LISTED)
+    b2, f2 = ask(v2, g2, scale, limits, c + 2 * CHANNELS, w, source, second, live, K, STRIDE, PARTS, WHOLE, NORMED, LISTED)
+    b3, f3 = ask(v3, g3, scale, limits, c + 3 * CHANNELS, w, source, second, live, K, STRIDE, PARTS, WHOLE, NORMED, LISTED)
+    b4, f4 = ask(v4, g4, scale, limits, c + 4 * CHANNELS, w, source, second, live, K, STRIDE, PARTS, WHOLE, NORMED, LISTED)
+    b5, f5 = ask(v5, g5, scale, limits, c + 5 * CHANNELS, w, source, second, live, K, STRIDE, PARTS, WHOLE, NORMED, LISTED)
     c += 6 * CHANNELS
-    x0, g0 = inputs(x, weight, c, K, NORMED)
-    x1, g1 = inputs(x, weight, c + CHANNELS, K, NORMED)
-    x2, g2 = inputs(x, weight, c + 2 * CHANNELS, K, NORMED)
-    x3, g3 = inputs(x, weight, c + 3 * CHANNELS, K, NORMED)
-    x4, g4 = inputs(x, weight, c + 4 * CHANNELS, K, NORMED)
-    x5, g5 = inputs(x, weight, c + 5 * CHANNELS, K, NORMED)
+    v0, g0 = take(x, weight, listed, c, count, K, NORMED, LISTED)
+    v1, g1 = take(x, weight, listed, c + 1 * CHANNELS, count, K, NORMED, LISTED)
+    v2, g2 = take(x, weight, listed, c + 2 * CHANNELS, count, K, NORMED, LISTED)
+    v3, g3 = take(x, weight, listed, c + 3 * CHANNELS, count, K, NORMED, LISTED)
+    v4, g4 = take(x, weight, listed, c + 4 * CHANNELS, count, K, NORMED, LISTED)
+    v5, g5 = take(x, weight, listed, c + 5 * CHANNELS, count, K, NORMED, LISTED)
     total = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)
-    for _ in range(0, K, 6 * CHANNELS):
+    for _ in range(0, count, 6 * CHANNELS):
         total = add(total, b0, f0, ROWS)
-        b0, f0 = ask(x0, g0, scale, limits, c, w, source, second, live, K, STRIDE, PARTS, WHOLE, NORMED, CACHE)
-        x0, g0 = inputs(x, weight, c + 6 * CHANNELS, K, NORMED)
+        b0, f0 = ask(v0, g0, scale, limits, c, w, source, second, live, K, STRIDE, PARTS, WHOLE, NORMED, LISTED)
+        v0, g0 = take(x, weight, listed, c + 6 * CHANNELS, count, K, NORMED, LISTED)
         c += CHANNELS
         total = add(total, b1, f1, ROWS)
-        b1, f1 = ask(x1, g1, scale, limits, c, w, source, second, live, K, STRIDE, PARTS, WHOLE, NORMED, CACHE)
-        x1, g1 = inputs(x, weight, c + 6 * CHANNELS, K, NORMED)
+        b1, f1 = ask(v1, g1, scale, limits, c, w, source, second, live, K, STRIDE, PARTS, WHOLE, NORMED, LISTED)
+        v1, g1 = take(x, weight, listed, c + 6 * CHANNELS, count, K, NORMED, LISTED)
         c += CHANNELS
         total = add(total, b2, f2, ROWS)
-        b2, f2 = ask(x2, g2, scale, limits, c, w, source, second, live, K, STRIDE, PARTS, WHOLE, NORMED, CACHE)
-        x2, g2 = inputs(x, weight, c + 6 * CHANNELS, K, NORMED)
+        b2, f2 = ask(v2, g2, scale, limits, c, w, source, second, live, K, STRIDE, PARTS, WHOLE, NORMED, LISTED)
+        v2, g2 = take(x, weight, listed, c + 6 * CHANNELS, count, K, NORMED, LISTED)
         c += CHANNELS
         total = add(total, b3, f3, ROWS)
-        b3, f3 = ask(x3, g3, scale, limits, c, w, source, second, live, K, STRIDE, PARTS, WHOLE, NORMED, CACHE)
-        x3, g3 = inputs(x, weight, c + 6 * CHANNELS, K, NORMED)
+        b3, f3 = ask(v3, g3, scale, limits, c, w, source, second, live, K, STRIDE, PARTS, WHOLE, NORMED, LISTED)
+        v3, g3 = take(x, weight, listed, c + 6 * CHANNELS, count, K, NORMED, LISTED)
         c += CHANNELS
         total = add(total, b4, f4, ROWS)
-        b4, f4 = ask(x4, g4, scale, limits, c, w, source, second, live, K, STRIDE, PARTS, WHOLE, NORMED, CACHE)
-        x4, g4 = inputs(x, weight, c + 6 * CHANNELS, K, NORMED)
+        b4, f4 = ask(v4, g4, scale, limits, c, w, source, second, live, K, STRIDE, PARTS, WHOLE, NORMED, LISTED)
+        v4, g4 = take(x, weight, listed, c + 6 * CHANNELS, count, K, NORMED, LISTED)
         c += CHANNELS
         total = add(total, b5, f5, ROWS)
-        b5, f5 = ask(x5, g5, scale, limits, c, w, source, second, live, K, STRIDE, PARTS, WHOLE, NORMED, CACHE)
-        x5, g5 = inputs(x, weight, c + 6 * CHANNELS, K, NORMED)
+        b5, f5 = ask(v5, g5, scale, limits, c, w, source, second, live, K, STRIDE, PARTS, WHOLE, NORMED, LISTED)
+        v5, g5 = take(x, weight, listed, c + 6 * CHANNELS, count, K, NORMED, LISTED)
         c += CHANNELS
     result = tl.sum(total, axis=0)
     column = start + tl.arange(0, half)
@@ -166,14 +214,16 @@ def thresholded(
     tl.store(y + column, result, mask=mine)
 
     if counting != 0:
-        every = tl.arange(0, SPAN)
-        exists = every < K
-        read, gain = inputs(x, weight, every, K, NORMED)
-        if NORMED:
-            read = read * gain * scale
-        for part in tl.static_range(PARTS):
-            counted = exists & ((tl.abs(read) <= limits[part]) == 0)
-            tl.store(kept + segment + part, tl.sum(counted.to(tl.int32), axis=0))
+        if not LISTED:
+            again, gain = take(x, weight, listed, every, count, K, NORMED, LISTED)
+            if NORMED:
+                again = again * (gain * scale)
+            chosen = (exists & ((tl.abs(again) <= limits[0]) == 0)).to(tl.int32)
+            if PARTS == 2:
+                chosen_up = (exists & ((tl.abs(again) <= limits[1]) == 0)).to(tl.int32)
+        tl.store(kept + segment, tl.sum(chosen, axis=0))
+        if PARTS == 2:
+            tl.store(kept + segment + 1, tl.sum(chosen_up, axis=0))
 
 
 def _tiles(segments: tuple[int, ...], width: int) -> list[tuple[int, int, int, int]]:
@@ -192,18 +242,20 @@ def bind_thresholded(
     """Bind the shared kernel of sparse_gemv (paired False) and sparse gate_up (paired True, segments (0, N, 2N))."""
     depth, outputs = w_in.shape[0], y.shape[0]
     parts = 2 if paired else 1
-    c = chosen or config(depth, w_in.shape[1], multiprocessors(w_in), paired)
+    c = chosen or config(depth, w_in.shape[1], multiprocessors(w_in))
     tiles = _tiles((0, outputs) if paired else select.segments, c.columns // parts)
     edges = [tile[0] for tile in tiles] + [tile[1] for tile in tiles] + [outputs, w_in.shape[1]]
     constants = {
         "N": outputs, "K": depth, "STRIDE": w_in.shape[1], "COLUMNS": c.columns, "CHANNELS": c.channels,
         "ROWS": min(c.channels, max(1, c.warps * 256 // c.columns)), "SPAN": power_of_two(depth), "PARTS": parts,
         "ALIGN": math.gcd(16, *edges), "WHOLE": all(end - start == c.columns // parts for start, end, _, _ in tiles),
-        "NORMED": norm is not None, "BIASED": bias is not None, "ACCUMULATE": accumulate, "CACHE": c.cache, "OVERLAP": overlaps(w_in),
+        "NORMED": norm is not None, "BIASED": bias is not None, "ACCUMULATE": accumulate, "LISTED": c.listed,
+        "OVERLAP": overlaps(w_in),
     }  # fmt: skip
+    lists = workspace("lists", w_in, 2 * len(tiles) * power_of_two(depth) if c.listed else 2).view(torch.int64)
     table = torch.tensor(tiles, dtype=torch.int32, device=w_in.device)
     weight, eps = (norm.weight, norm.eps) if norm else (x, 0.0)
-    arguments = (x, weight, w_in, y if bias is None else bias, y, select.thresholds, select.kept, table, eps)
+    arguments = (x, weight, w_in, y if bias is None else bias, y, select.thresholds, select.kept, table, lists, eps)
     return launcher(thresholded, (len(tiles),), arguments, constants, c.warps, registers=c.registers)
 
 

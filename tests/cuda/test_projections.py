@@ -66,15 +66,16 @@ def test_gated_dense_equals_float64(device: torch.device) -> None:
 
 @pytest.mark.parametrize("segments", [(0, 192), (0, 129), (0, 128, 160, 192), (0, 100, 101, 129)])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("listed", [False, True])
 def test_sparse_equals_the_masked_product_per_segment(
-    device: torch.device, segments: tuple[int, ...], dtype: torch.dtype
+    device: torch.device, segments: tuple[int, ...], dtype: torch.dtype, listed: bool
 ) -> None:
     torch.manual_seed(2)
     depth, columns = 96, segments[-1]
     x, w = draw(device, depth), draw(device, depth, columns, dtype=dtype)
     select = chosen_by(device, [0.5, 0.9, 0.1][: len(segments) - 1], segments)
     y = torch.full((columns,), float("nan"), device=device)
-    launch = sparse_gemv.bind(x, w, y, select, chosen=sparse_gemv.Config(32, 16, 1))
+    launch = sparse_gemv.bind(x, w, y, select, chosen=sparse_gemv.Config(32, 8, 1, listed=listed))
     launch()
     expected = sparse_op.reference(x.double(), w.double(), select.thresholds.double(), segments)
     assert error(y, expected) < TOLERANCE
@@ -99,11 +100,11 @@ def test_sparse_applies_norm_bias_and_residual(device: torch.device) -> None:
 
 def test_gated_sparse_has_a_threshold_for_gate_and_one_for_up(device: torch.device) -> None:
     torch.manual_seed(4)
-    for inner in (64, 43):
+    for inner, listed in ((64, False), (43, False), (64, True), (43, True)):
         x, w, norm = draw(device, 96), draw(device, 96, 2 * inner, dtype=torch.float16), Norm(draw(device, 96), 1e-5)
         select = chosen_by(device, [0.4, 0.8], (0, inner, 2 * inner))
         act = torch.full((inner,), float("nan"), device=device)
-        gate_up.bind_sparse(x, w, act, select, norm=norm, chosen=sparse_gemv.Config(32, 32, 1))()
+        gate_up.bind_sparse(x, w, act, select, norm=norm, chosen=sparse_gemv.Config(32, 16, 1, listed=listed))()
         read = normed(x, norm)
         assert error(act, gate_up_op.reference_sparse(read, w.double(), select.thresholds.double())) < TOLERANCE
         assert select.kept.tolist() == [int((read.abs() > t).sum()) for t in (0.4, 0.8)]
