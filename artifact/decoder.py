@@ -53,7 +53,7 @@ class Op:
 
 
 @dataclass(frozen=True)
-class _Buffers:
+class Buffers:
     """Activation vectors of one decoder, float32."""
 
     residual: torch.Tensor
@@ -101,8 +101,8 @@ class Decoder:
         self._entries_total = torch.zeros(shape.layers, shape.kv_heads, dtype=torch.int64, device=device)
         self._start = cache.tokens
         self._selections = self._make_selections()
-        self._buffers = _buffers(weights)
-        self.logits = self._buffers.logits
+        self.buffers = _buffers(weights)
+        self.logits = self.buffers.logits
         self.ops = self._build()
         self._launches = [op.launch for op in self.ops]
         self._replay: Callable[[], object] | None = None
@@ -115,7 +115,7 @@ class Decoder:
     def attention_backend(self) -> str:
         """Return the attention implementation that runs in this mode, as probed now."""
         keys = (self.cache if self.packed is None else self.packed).keys[0]
-        return backend_name(self.path, self._buffers.query, keys, self.attended[0])
+        return backend_name(self.path, self.buffers.query, keys, self.attended[0])
 
     def step(self) -> None:
         """Decode one token: read tokens[position], append to the cache, leave logits (V,) and advance."""
@@ -201,7 +201,7 @@ class Decoder:
         ]
 
     def _build(self) -> list[Op]:
-        weights, b, cache = self.weights, self._buffers, self.cache
+        weights, b, cache = self.weights, self.buffers, self.cache
         ops = [Op("embed", token.bind_embed(self.tokens, cache.position, weights.embedding, b.residual))]
         for index, layer in enumerate(weights.layers):
             ops += self._layer(index, layer)
@@ -216,7 +216,7 @@ class Decoder:
         return ops
 
     def _layer(self, index: int, layer: Layer) -> list[Op]:
-        weights, b, cache, packed = self.weights, self._buffers, self.cache, self.packed
+        weights, b, cache, packed = self.weights, self.buffers, self.cache, self.packed
         eps, select = weights.eps, self._selections[index]
         full = (cache.keys[index], cache.values[index])
         own = None if packed is None else (packed.keys[index], packed.values[index], packed.lengths[index])
@@ -251,14 +251,14 @@ class Decoder:
         ]
 
 
-def _buffers(weights: Weights) -> _Buffers:
+def _buffers(weights: Weights) -> Buffers:
     shape = weights.shape
     q_width = shape.heads * shape.head_dim
 
     def vector(size: int) -> torch.Tensor:
         return torch.zeros(size, dtype=torch.float32, device=weights.device)
 
-    return _Buffers(
+    return Buffers(
         residual=vector(shape.hidden),
         normed=vector(shape.hidden),
         qkv=vector(q_width + 2 * shape.kv_heads * shape.head_dim),

@@ -31,9 +31,10 @@ class Bandwidth:
 
 def read_bandwidth(device: torch.device, bytes_read: int = 1 << 30, repeats: int = 3) -> Bandwidth:
     """Measure the read bandwidth with the backend's read kernels on a buffer of `bytes_read` bytes."""
-    buffer = torch.rand(bytes_read // 4, device=device)
+    module = backend("bandwidth", torch.empty(0, device=device))
+    buffer = module.make_buffer(bytes_read // 4)
     medians, fastest = [], 0.0
-    for launch in backend("bandwidth", buffer).bind_reads(buffer):
+    for launch in module.bind_reads(buffer):
         launch()
         times = []
         for _ in range(repeats):

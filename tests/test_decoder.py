@@ -279,7 +279,7 @@ def test_fault_02_buffers_full_of_nan_do_not_reach_the_logits(tiny: Tiny) -> Non
     decoder = Decoder(weights, prefilled(weights, ids).cache, ids)
     decoder.cache.keys[:, :, PROMPT:] = NAN
     decoder.cache.values[:, :, PROMPT:] = NAN
-    for buffer in vars(decoder._buffers).values():
+    for buffer in vars(decoder.buffers).values():
         buffer.fill_(NAN)
     assert torch.equal(decode(decoder, 3), clean)
 

@@ -1,9 +1,9 @@
 """`artifact bench kernels` on a CPU: every kernel and the whole step against the read bandwidth of the same run and
 threads.
 
-All weights of all layers take part, so that the working set is that of a real step and no kernel reads from a cache.
-Peers are torch's own matrix-vector product and attention, and the `generate` of transformers on the same model, dtype
-and threads.
+All layers take part, and before every pass a buffer larger than any last-level cache is read, so that no kernel is
+measured on data that an earlier pass left in a cache. Peers are torch's own matrix-vector product and attention, and
+the `generate` of transformers on the same model, dtype and threads.
 
     artifact bench kernels [--context 4096] [--json]
 """
@@ -23,19 +23,18 @@ from tabulate import tabulate
 
 from artifact import models
 from artifact.cache import KVCache
-from artifact.cells import EXTRA_STEPS
 from artifact.decoder import Decoder
 from artifact.kv.window import Window
 from artifact.models import Layer, Matrix, Weights
 from artifact.projection import teal
 from artifact.shapes import Shape
 from kernels import Launch, attention, gate_up, gemv, sparse_gemv
-from kernels.bandwidth import Bandwidth, read_bandwidth
+from kernels.cpu.bandwidth import bind_reads, make_buffer
 from kernels.selection import Selection
 
 KEEP = 0.5
 REPEATS = 9
-STEPS = 25
+BUFFER_BYTES = 1 << 30
 TARGETS = {"dense": 0.85, "sparse": 0.85, "attention": 0.75, "step": 0.80}
 
 
@@ -56,31 +55,54 @@ class Line:
 
 
 class Bench:
-    """Lines of one run, all against one bandwidth."""
+    """Lines of one run. Before every pass a large buffer is read: that empties the caches and measures the read
+    bandwidth.
 
-    def __init__(self, bandwidth: Bandwidth) -> None:
-        self.bandwidth = bandwidth
+    A share of bandwidth is the median over passes of (GB/s of the pass) / (GB/s of the read just before it): the bandwidth
+    of a shared machine drifts by tens of percent within a run, and only neighbours in time can be compared.
+    """
 
-    def line(self, name: str, kind: str, run: Launch, moved: float, peer: tuple[str, Launch] | None = None) -> Line:
-        """Time `run` (and its peer, alternating) over REPEATS passes; `moved`: bytes per pass."""
-        times = _alternate([run] if peer is None else [run, peer[1]])
-        gbps = moved / times[0] / 1e6
-        share = gbps / self.bandwidth.median_gbps
-        label, peer_ms = ("", None) if peer is None else (peer[0], times[1])
-        return Line(name, moved / 1e6, times[0], gbps, share, TARGETS[kind], label, peer_ms)
+    def __init__(self) -> None:
+        self.buffer = make_buffer(BUFFER_BYTES // 4)
+        reads = bind_reads(self.buffer)
+        medians = [statistics.median(_timed(read) for _ in range(4)) for read in reads]
+        self._read = reads[medians.index(min(medians))]
+        self.read_gbps: list[float] = []
 
+    def read(self) -> float:
+        """Read the buffer; return GB/s."""
+        gbps = BUFFER_BYTES / _timed(self._read) / 1e6
+        self.read_gbps.append(gbps)
+        return gbps
 
-def _alternate(runs: list[Launch]) -> list[float]:
-    """Return the median ms of each run, taken in turns after one warm-up pass."""
-    for run in runs:
+    def line(
+        self,
+        name: str,
+        target: float | None,
+        run: Launch,
+        moved: Callable[[], float],
+        peer: tuple[str, Launch] | None = None,
+    ) -> Line:
+        """Time `run` over REPEATS cold passes, its peer in turn; `moved` returns the bytes of the last pass."""
         run()
-    samples: list[list[float]] = [[] for _ in runs]
-    for _ in range(REPEATS):
-        for index, run in enumerate(runs):
-            begin = time.perf_counter()
-            run()
-            samples[index].append((time.perf_counter() - begin) * 1e3)
-    return [statistics.median(one) for one in samples]
+        ours, shares, theirs = [], [], []
+        for _ in range(REPEATS):
+            before = self.read()
+            ours.append(_timed(run))
+            shares.append(moved() / ours[-1] / 1e6 / before)
+            if peer is not None:
+                self.read()
+                theirs.append(_timed(peer[1]))
+        ms, share, size = statistics.median(ours), statistics.median(shares), moved()
+        label, peer_ms = ("", None) if peer is None else (peer[0], statistics.median(theirs))
+        return Line(name, size / 1e6, ms, size / ms / 1e6, share, target, label, peer_ms)
+
+
+def _timed(run: Launch) -> float:
+    """Return the ms of one call."""
+    begin = time.perf_counter()
+    run()
+    return (time.perf_counter() - begin) * 1e3
 
 
 def projection_lines(bench: Bench, weights: Weights) -> Iterator[Line]:
@@ -109,10 +131,15 @@ def projection_lines(bench: Bench, weights: Weights) -> Iterator[Line]:
             sparse = [sparse_gemv.bind(x, m.w_in, y, s) for m, s in zip(matrices, selections, strict=True)]
         moved = sum(gemv.bytes_moved(m.w) for m in matrices)
         peer: list[Launch] = [functools.partial(torch.mv, m.w, x, out=y) for m in matrices]
-        yield bench.line(f"dense {site}", "dense", _all(dense), moved, ("torch.mv", _all(peer)))
-        _all(sparse)()
-        read = sum(sparse_gemv.bytes_moved(m.w_in, s) for m, s in zip(matrices, selections, strict=True))
-        yield bench.line(f"sparse {site} at {KEEP:.0%}", "sparse", _all(sparse), read)
+        yield bench.line(
+            f"dense {site}", TARGETS["dense"], _all(dense), functools.partial(float, moved), ("torch.mv", _all(peer))
+        )
+        pairs = list(zip(matrices, selections, strict=True))
+
+        def read(pairs: list[tuple[Matrix, Selection]] = pairs) -> float:
+            return sum(sparse_gemv.bytes_moved(m.w_in, s) for m, s in pairs)
+
+        yield bench.line(f"sparse {site} at {KEEP:.0%}", TARGETS["sparse"], _all(sparse), read)
 
 
 def attention_lines(bench: Bench, shape: Shape, contexts: list[int]) -> Iterator[Line]:
@@ -132,18 +159,18 @@ def attention_lines(bench: Bench, shape: Shape, contexts: list[int]) -> Iterator
 
         moved = sum(attention.bytes_moved(k, lengths) for k, _ in caches)
         peer = ("torch SDPA", _all([fused(k, v) for k, v in caches]))
-        yield bench.line(f"attention at {context}", "attention", _all(ours), moved, peer)
+        yield bench.line(
+            f"attention at {context}", TARGETS["attention"], _all(ours), functools.partial(float, moved), peer
+        )
 
 
 def step_lines(bench: Bench, weights: Weights, context: int) -> Iterator[Line]:
-    """Whole decode steps in the four modes, interleaved, against their byte time."""
-    from artifact.timing import interleave
-
+    """Whole decode steps in the four modes against their byte time."""
     cache = KVCache.allocate(weights.shape, context, "cpu", torch.float32)
     cache.keys.normal_()
     cache.values.normal_()
     cache.set_tokens(context)
-    room = STEPS + EXTRA_STEPS
+    room = REPEATS + 2
     tokens = torch.randint(weights.shape.vocab, (context + room + 1,))
     thresholds = teal.calibrate(weights, tokens[:256]).thresholds(KEEP)
     decoders = {}
@@ -156,18 +183,14 @@ def step_lines(bench: Bench, weights: Weights, context: int) -> Iterator[Line]:
         own = cache.fork(context, context + room)
         packed = Window().select(own, keep, room) if keep < 1 else None
         decoders[name] = Decoder(weights, own, tokens.clone(), limits, packed)
-    samples = interleave(decoders, STEPS)
     for name, decoder in decoders.items():
-        moved, ms = decoder.counted().step_bytes, statistics.median(samples[name])
-        share = moved / ms / 1e6 / bench.bandwidth.median_gbps
-        yield Line(
-            f"{name} step at {context}",
-            moved / 1e6,
-            ms,
-            moved / ms / 1e6,
-            share,
-            TARGETS["step"] if name == "dense" else None,
-        )
+        decoder.check_room(REPEATS + 1)
+
+        def step_bytes(decoder: Decoder = decoder) -> float:
+            return decoder.counted().step_bytes
+
+        target = TARGETS["step"] if name == "dense" else None
+        yield bench.line(f"{name} step at {context}", target, decoder.step, step_bytes)
 
 
 def generate_line(model: str, weights: Weights, bench: Bench, prompt: int = 1024, tokens: int = 32) -> Line:
@@ -202,14 +225,12 @@ def generate_line(model: str, weights: Weights, bench: Bench, prompt: int = 1024
     cache.set_tokens(prompt - 1)
     decoder.step()
     decoder.reset_counts()
-    begin = time.perf_counter()
-    for _ in range(tokens):
-        decoder.step()
-    ms = (time.perf_counter() - begin) * 1e3 / tokens
+    before = bench.read()
+    ms = _timed(_all([decoder.step] * tokens)) / tokens
     moved = decoder.counted().step_bytes
     gbps = moved / ms / 1e6
     name = f"greedy decoding after {prompt}"
-    return Line(name, moved / 1e6, ms, gbps, gbps / bench.bandwidth.median_gbps, None, "transformers generate", peer_ms)
+    return Line(name, moved / 1e6, ms, gbps, gbps / before, None, "transformers generate", peer_ms)
 
 
 def _all(launches: list[Launch]) -> Launch:
@@ -220,7 +241,7 @@ def _all(launches: list[Launch]) -> Launch:
     return run
 
 
-def _table(lines: list[Line], bandwidth: Bandwidth) -> str:
+def _table(lines: list[Line], read_gbps: list[float]) -> str:
     rows = [
         [
             line.name,
@@ -235,7 +256,9 @@ def _table(lines: list[Line], bandwidth: Bandwidth) -> str:
     ]
     head = ["operation, all layers", "MB moved", "ms", "GB/s", "of read bandwidth", "target", "faster than"]
     threads = torch.get_num_threads()
-    title = f"read bandwidth {bandwidth.median_gbps:.1f} GB/s, fastest {bandwidth.fastest_gbps:.1f}, {threads} threads"
+    low, _, high = statistics.quantiles(read_gbps, n=4)
+    middle = statistics.median(read_gbps)
+    title = f"read bandwidth {middle:.1f} GB/s (quartiles {low:.1f}, {high:.1f}), {threads} threads"
     return f"{title}\n\n{tabulate(rows, head, stralign='right')}"
 
 
@@ -249,18 +272,12 @@ def command(model: str | None, context: int, as_json: bool) -> None:
 
     source = model or str(embedded.path())
     weights = models.load(source)
-    if not 256 <= context <= weights.shape.window - STEPS - EXTRA_STEPS:
+    if not 256 <= context <= weights.shape.window - REPEATS - 2:
         raise click.BadParameter(f"{context} is not between 256 and the model's window", param_hint="--context")
-    bench = Bench(read_bandwidth(weights.device))
+    bench = Bench()
     lines = [*projection_lines(bench, weights), *attention_lines(bench, weights.shape, [1024, 4096, 8192])]
     lines += [*step_lines(bench, weights, context), generate_line(source, weights, bench)]
-    after = read_bandwidth(weights.device)
     if as_json:
-        click.echo(
-            json.dumps(
-                {"before": asdict(bench.bandwidth), "after": asdict(after), "lines": [asdict(one) for one in lines]}
-            )
-        )
+        click.echo(json.dumps({"read_gbps": bench.read_gbps, "lines": [asdict(one) for one in lines]}))
         return
-    click.echo(_table(lines, bench.bandwidth))
-    click.echo(f"\nread bandwidth after the run: {after.median_gbps:.1f} GB/s")
+    click.echo(_table(lines, bench.read_gbps))

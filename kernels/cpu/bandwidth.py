@@ -55,6 +55,19 @@ def _eight(data, out):  # type: ignore[no-untyped-def]
         out[p] = (s0 + s1 + s2 + s3) + (s4 + s5 + s6 + s7)
 
 
+def make_buffer(count: int) -> torch.Tensor:
+    """Return `count` float32 numbers, allocated as weights are: through NumPy, which asks the kernel for huge pages.
+
+    With small pages the page walks cost a quarter of the bandwidth, and kernels would seem to beat memory.
+    """
+    pattern = np.random.default_rng(0).random(1 << 16, dtype=np.float32)
+    buffer = np.empty(count, dtype=np.float32)
+    for start in range(0, count, pattern.size):
+        part = buffer[start : start + pattern.size]
+        part[:] = pattern[: part.size]
+    return torch.from_numpy(buffer)
+
+
 def bind_reads(buffer: torch.Tensor) -> list[Launch]:
     """Bind the read kernels over a float32 buffer: one part a thread, and 256 parts (a few MB each) as weights lie."""
     data = array("buffer", buffer)
