@@ -34,7 +34,8 @@ from kernels.bandwidth import Bandwidth, read_bandwidth
 WARMUP_STEPS = 3
 PROFILE_STEPS = 5
 EXTRA_STEPS = 1 + WARMUP_STEPS + PROFILE_STEPS  # the gate's step, warm-up, and steps timed launch by launch
-KEEP_TOLERANCE = 0.03  # thresholds are quantiles of other text: half a point off is usual, three points are not
+# Thresholds are quantiles of other text; single passages of ten tokens were seen to read 46.9% to 52.1% at 50%.
+KEEP_TOLERANCE = 0.05
 BANDWIDTH_SLACK = 1.25  # reading faster than memory by more than this means that a cache was measured
 
 Row = dict[str, Any]
@@ -153,7 +154,12 @@ def measure_group(prepared: Prepared, group: list[Row], steps: int) -> list[Row]
 
 
 def build(prepared: Prepared, one: Row, steps: int) -> Decoder:
-    """Build the decoder of one member on a cache of its own."""
+    """Build the decoder of one member on a cache of its own.
+
+    Whatever its context, a member goes on with the same passage: the text after the longest prefill. Channels kept
+    depend on the tokens decoded, and different passages at different contexts would tilt the very curves that are
+    compared.
+    """
     context, room = int(one["context"]), steps + EXTRA_STEPS
     source = prepared.cache
     cache = source.share(context) if prepared.synthetic else source.fork(context, context + room)
@@ -163,7 +169,8 @@ def build(prepared: Prepared, one: Row, steps: int) -> Decoder:
         packed = SnapKV().select(cache, prepared.queries[grid(context)], one["r_kv"], prepared.scale(), room)
     elif one["r_kv"] < 1:
         packed = Window().select(cache, one["r_kv"], room)
-    tokens = prepared.tokens[: context + room + 1].clone()
+    passage = prepared.tokens[source.tokens : source.tokens + room + 1]
+    tokens = torch.cat((prepared.tokens[:context], passage))
     return Decoder(prepared.weights, cache, tokens, thresholds, packed, path=one["path"])
 
 

@@ -159,3 +159,9 @@ def test_modes_do_not_see_each_others_appended_entries() -> None:
 @pytest.mark.parametrize(("tokens", "expected"), [(1, 256), (256, 256), (383, 256), (385, 512), (7936, 7936)])
 def test_grid_rounds_to_lengths_whose_queries_are_kept(tokens: int, expected: int) -> None:
     assert grid(tokens) == expected
+
+
+def test_every_context_goes_on_with_the_same_passage(prepared: Prepared) -> None:
+    short, long = (cells.build(prepared, member(n), STEPS) for n in (256, 512))
+    assert torch.equal(short.tokens[256:], long.tokens[512:])
+    assert torch.equal(short.tokens[:256], prepared.tokens[:256])

@@ -58,8 +58,8 @@ class Bench:
     """Lines of one run. Before every pass a large buffer is read: that empties the caches and measures the read
     bandwidth.
 
-    A share of bandwidth is the median over passes of (GB/s of the pass) / (GB/s of the read just before it): the bandwidth
-    of a shared machine drifts by tens of percent within a run, and only neighbours in time can be compared.
+    A share of bandwidth is the median over passes of (GB/s of the pass) / (GB/s of the read just before it): the
+    bandwidth of a shared machine drifts by tens of percent within a run, and only neighbours in time compare.
     """
 
     def __init__(self) -> None:
