@@ -33,7 +33,7 @@ def ask(
     what it was asked to.
     """
     base: tuple[str, KVCache] | None = None
-    room = max(len(prompt.tokens) for prompt in prompts) + 64
+    room = max(_longest(prompt, writer) for prompt in prompts)
     for number, prompt in enumerate(prompts):
         bench.say(number / len(prompts), f"{prompt.test} at {len(prompt.tokens):,} tokens")
         if base is None or base[0] != prompt.haystack:
@@ -45,6 +45,13 @@ def ask(
             yield _row(bench, prompt, arm, _answer(bench, prompt, cache, queries, arm), 1, "own")
         if writer is not None and prompt.test == "multikey":
             yield from _second_turn(bench, writer, prompt, cache, queries, arms)
+
+
+def _longest(prompt: Prompt, writer: Writer | None) -> int:
+    """Cache entries that a prompt needs with its answer and, where there is one, its second turn."""
+    second = writer is not None and prompt.test == "multikey"
+    last = writer.second_turn(prompt)[1] if writer is not None and second else prompt
+    return len(last.tokens) + answer_tokens(last) + 1
 
 
 def _prefill_shared(bench: Workbench, prompt: Prompt, last: KVCache | None, before: Prompt, room: int) -> KVCache:
@@ -96,6 +103,7 @@ def _generate(
     buffer[:length] = tokens
     if feed:
         teacher_decoder = Decoder(bench.weights, cache, buffer, branch.thresholds, branch.packed)
+        teacher_decoder.check_room(feed)
         for _ in range(feed):
             teacher_decoder.step()
     r_p = 1.0

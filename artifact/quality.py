@@ -226,6 +226,11 @@ def increase(found: Losses, label: str, base: str = "dense", seed: int = 0) -> I
     return _bootstrap(difference, "of the base's PPL", math.expm1, seed)
 
 
+def mean_interval(values: NDArray[np.float64], seed: int = 0) -> Interval:
+    """Percentile bootstrap of the mean nats over windows."""
+    return _bootstrap(values, "nats", float, seed)
+
+
 def _bootstrap(values: NDArray[np.float64], unit: str, transform: Callable[[float], float], seed: int) -> Interval:
     """Percentile bootstrap of the mean over windows, mapped by a monotone transform."""
     draws = np.random.default_rng(seed).integers(len(values), size=(BOOTSTRAP_DRAWS, len(values)))

@@ -1,0 +1,200 @@
+"""Within a perplexity budget the composition of both branches is fastest (crossover, section 5.3, Table 4).
+
+The paper: at every budget that admits projection sparsity, the fastest configuration is a composition, 14 to 26%
+faster than the best single branch, in every block; every selected configuration passes the retrieval tests. Measured
+here: perplexity of a grid of settings on fixed windows; a timing screen that picks, within each budget, the fastest
+single branch and the fastest composition; then fresh processes that time the picks again, and retrieval of the picks.
+Budgets are the paper's, as shares of dense perplexity, and wider ones for a model that loses more.
+
+    python claims/composition_gain.py [--quick]
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from artifact import composition
+from artifact.claim import Claim, Finding, NotRun, Predicate, find, not_run, run_as_script
+from artifact.composition import Pick
+from artifact.profiles import Profile
+from artifact.stats import Interval, Region, block_interval, clopper_pearson, exact_interval
+from paper_tables.figures import figures
+
+if TYPE_CHECKING:
+    from artifact.records import Cell, Run
+
+NAME = "composition_gain"
+PAPER = figures("crossover")
+DENSE_PPL = PAPER["ppl.dense.32k"].value
+PAPER_BUDGETS = tuple(PAPER[f"budget.{size}"].value / DENSE_PPL for size in ("0.1", "0.2", "0.5", "1.0"))
+BUDGETS = (*PAPER_BUDGETS, 0.25, 0.4)
+LEAST_GAIN = 1 + PAPER["composition.a100.low"].value / 100
+BLOCKS, QUICK_BLOCKS = 5, 3
+STEPS, QUICK_STEPS, SCREEN_STEPS = 30, 12, 12
+GROUP = 5  # members beside dense that are alive together: each holds a cache of its own
+EVERYWHERE = frozenset(("embedded", "paper"))
+
+CLAIM = Claim(
+    name=NAME,
+    title="Within a perplexity budget, composing both branches beats the best single one",
+    paper="crossover",
+    place="section 5.3, Table 4, Appendix H",
+    needs="a model with trained weights and its tokenizer; 4 GB of memory",
+    minutes={"embedded": "5 (quick: 1.5)", "gpu": "not run: synthetic weights have no perplexity", "paper": "40"},
+    tables=("table4",),
+    predicates=(
+        Predicate(
+            "composition is fastest",
+            "time of the best single branch over that of the composition, at the budget where it gains least",
+            "section 5.3, Table 4",
+            Region(1.0, None, "fastest means at least as fast as any single branch that the budget admits", "x"),
+            EVERYWHERE,
+            "at every budget that admits projection sparsity",
+        ),
+        Predicate(
+            "gain of the composition",
+            "the same at every budget of the paper that admits one: the least mean over blocks",
+            "section 5.3",
+            Region(LEAST_GAIN, None, "the paper's least gain, 14% on A100", "x"),
+            EVERYWHERE,
+            "25-26% on RTX A6000, 14-24% on A100",
+        ),
+        Predicate(
+            "gain in every block",
+            "the least gain of any block at any budget of the paper that admits a composition",
+            "section 5.3",
+            Region(LEAST_GAIN, None, "each block by itself reaches the paper's least gain, 14%", "x"),
+            EVERYWHERE,
+            "at least 21% in each of five blocks (RTX A6000)",
+        ),
+        Predicate(
+            "selected configurations retrieve",
+            "placements that dense decoding answers and the worst selected KV configuration answers, too",
+            "section 5.3",
+            Region(0.8, None, "four in five of what dense answers; the window answers 16 of 40"),
+            frozenset(("paper",)),
+            "every selected configuration passes both tests",
+        ),
+    ),
+)
+
+
+def measure(run: Run) -> None:
+    """Perplexity of the grid, the timing screen, then the picks again in fresh blocks and on retrieval prompts."""
+    from artifact.quality_cells import answer_cell, prompts_of, score_windows
+    from artifact.quality_plan import grid, protocol
+
+    if run.profile.name == "gpu":
+        raise NotRun("synthetic weights have no perplexity; run `artifact verify composition_gain --profile embedded`")
+    plan = protocol(run)
+    score_windows(run, NAME, plan, grid())
+    run.measure([screen_cell(run, plan.context_tokens)])
+    picks = picked(run.rows(NAME))
+    names = composition.to_retime(picks)
+    blocks, steps = (QUICK_BLOCKS, QUICK_STEPS) if run.quick else (BLOCKS, STEPS)
+    for block in range(blocks):
+        run.measure([timing_cell(run, "block", names, plan.context_tokens, steps, block)])
+    arms = [arm for arm in grid() if arm.label in names]
+    length, multikey = (1024, 4) if run.quick else (2048, 8)
+    run.measure([answer_cell(run, NAME, "retrieval", [prompts_of("multikey", length, multikey)], arms)])
+
+
+def screen_cell(run: Run, context: int) -> Cell:
+    """Every setting of the grid once, in groups that share a process, each group with a dense member of its own."""
+    from artifact.quality_plan import grid
+
+    return timing_cell(run, "screen", [arm.label for arm in grid()], context, SCREEN_STEPS, 0)
+
+
+def timing_cell(run: Run, key: str, names: list[str], context: int, steps: int, block: int) -> Cell:
+    """A process that times the named settings at one context, dense first in every group."""
+    from artifact.cells import member, request
+    from artifact.quality_plan import grid
+    from artifact.records import Cell
+
+    arms = {arm.label: arm for arm in grid()}
+    others = [member(context, arms[name].r_p, arms[name].r_kv) for name in names if name != "dense"]
+    groups = [[member(context), *others[i : i + GROUP]] for i in range(0, len(others), GROUP)]
+    params = request(run.profile, groups, steps, context)
+    return Cell(NAME, f"{key}-{block}", "artifact.cells:decode", params, block)
+
+
+def picked(rows: list[dict[str, Any]]) -> list[Pick]:
+    """The choice within every budget, from stored perplexities and the screen."""
+    from artifact import quality
+    from artifact.configuration import from_record
+
+    windows = [row for row in rows if row.get("kind") == "window"]
+    losses = quality.losses(windows)
+    increases = {name: quality.increase(losses, name).point for name in losses}
+    kinds = {row["label"]: from_record(row).kind for row in windows}
+    times = composition.relative_times([row for row in rows if row["cell"] == "screen-0"])
+    return [composition.choose(increases, times, kinds, budget) for budget in BUDGETS]
+
+
+def judge(rows: list[dict[str, Any]], profile: Profile) -> list[Finding]:
+    """Judge the gains of fresh blocks at every budget that admits a composition."""
+    predicates = {predicate.name: predicate for predicate in CLAIM.predicates}
+    picks = picked(rows)
+    blocks = sorted({row["block"] for row in rows if str(row["cell"]).startswith("block-")})
+    times = [composition.relative_times([row for row in rows if row["cell"] == f"block-{b}"]) for b in blocks]
+    gains = composition.gains(picks, times)
+    extra: dict[str, float | str] = {f"within {pick.budget:.1%}": _describe(pick, gains) for pick in picks}
+    narrow = {budget: gain for budget, gain in gains.items() if budget <= max(PAPER_BUDGETS)}
+    return [
+        _least(predicates["composition is fastest"], gains, profile, extra),
+        _least(predicates["gain of the composition"], narrow, profile, extra),
+        _every_block(predicates["gain in every block"], narrow, profile),
+        retrieval(predicates["selected configurations retrieve"], rows, picks, profile),
+    ]
+
+
+def _least(
+    predicate: Predicate, gains: dict[float, list[float]], profile: Profile, extra: dict[str, float | str]
+) -> Finding:
+    """The budget with the least mean gain, its interval over blocks."""
+    if not gains:
+        return not_run(predicate, "no budget admits a composition on this model")
+    intervals = {budget: block_interval(gain, unit="x") for budget, gain in gains.items()}
+    budget = min(intervals, key=lambda key: intervals[key].low)
+    return find(predicate, intervals[budget], profile, f"least at a budget of {budget:.1%} of dense PPL", extra)
+
+
+def _every_block(predicate: Predicate, gains: dict[float, list[float]], profile: Profile) -> Finding:
+    if not gains:
+        return not_run(predicate, "no budget of the paper admits a composition on this model")
+    least = min(min(gain) for gain in gains.values())
+    interval = replace(exact_interval(least, "x"), n=len(next(iter(gains.values()))))
+    return find(predicate, interval, profile, "smallest over blocks and budgets")
+
+
+def _describe(pick: Pick, gains: dict[float, list[float]]) -> str:
+    if pick.composed is None:
+        return f"no composition; fastest {pick.fastest}"
+    gain = sum(gains[pick.budget]) / len(gains[pick.budget])
+    return f"{pick.composed} over {pick.single or 'dense'}: {gain - 1:+.1%}"
+
+
+def retrieval(predicate: Predicate, rows: list[dict[str, Any]], picks: list[Pick], profile: Profile) -> Finding:
+    """Placements answered by dense decoding that each selected KV configuration answers; the worst one is judged."""
+    from artifact.retrieval_judge import by_arm, right
+
+    arms = by_arm(row for row in rows if row.get("kind") == "answer")
+    answered = [key for key, row in arms.get("dense", {}).items() if right(row)]
+    chosen = [name for name in composition.to_retime(picks) if "kv" in name]
+    if not answered or not chosen:
+        return not_run(predicate, "no selected KV configuration, or dense decoding answers nothing")
+    hits = {name: sum(right(arms[name][key]) for key in answered) for name in chosen}
+    worst = min(hits, key=lambda name: hits[name])
+    interval: Interval = clopper_pearson(hits[worst], len(answered))
+    extra: dict[str, float | str] = {name: f"{count} of {len(answered)}" for name, count in hits.items()}
+    return find(predicate, interval, profile, f"worst: {worst}", extra)
+
+
+if __name__ == "__main__":
+    raise SystemExit(run_as_script(__file__))
