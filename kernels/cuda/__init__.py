@@ -1,22 +1,25 @@
 """Triton backend: the operations of a decode step on one NVIDIA GPU.
 
-Weights and caches are float16 or bfloat16, vectors float32, sums float32 in a fixed order: two runs give the same bits. No result is
-accumulated with atomics; where several programs share an output, each writes its partial sums to a workspace and the one that
-arrives last (an integer counter says which) adds them in index order.
+Weights and caches are float16 or bfloat16, vectors float32, sums float32 in a fixed order: two runs give the same
+bits. No result is accumulated with atomics; where several programs share an output, each writes its partial sums to
+a workspace and the one that arrives last (an integer counter says which) adds them in index order.
 
 Beyond the common signatures, three operations take over their neighbours, so that a layer is five launches:
 
-    gemv.bind, sparse_gemv.bind, gate_up.bind, gate_up.bind_sparse   norm=Norm(weight, eps): x is the residual stream, RMSNorm is
+    gemv.bind, sparse_gemv.bind, gate_up.bind, gate_up.bind_sparse   norm=Norm(weight, eps): x is the residual
+    stream, RMSNorm is
                                                                     applied while reading it
     gemv.bind, sparse_gemv.bind                                      accumulate=True: y += W x (the residual addition)
-    attention.bind_step                                              q/k norm, rotation and append ride on the attention kernel
+    attention.bind_step                                              q/k norm, rotation and append ride on the
+    attention kernel
 
-Selection needs no launch of its own: every program compares its own slice of x with the threshold as it reads it. `select_next`
-and `select` of producers are therefore accepted and unused.
+Selection needs no launch of its own: every program compares its own slice of x with the threshold as it reads it.
+`select_next` and `select` of producers are therefore accepted and unused.
 
-Overlap. On compute capability 9.0 and later, launches carry programmatic dependent launch: a kernel starts while its predecessor
-drains, loads the weights that do not depend on it, and waits only before touching its results. `token.bind_advance` never
-releases its successor early, so lengths and positions may be read before the wait.
+Overlap. On compute capability 9.0 and later, launches carry programmatic dependent launch: a kernel starts while its
+predecessor drains, loads the weights that do not depend on it, and waits only before touching its results.
+`token.bind_advance` never releases its successor early, so lengths and positions may be read before the wait.
 
-Workspaces and counters are shared by all launches of a device, so run the launches of a process on one stream at a time.
+Workspaces and counters are shared by all launches of a device, so run the launches of a process on one stream at a
+time.
 """

@@ -1,10 +1,12 @@
 """Split-K decode attention in Triton, alone or with rotation and append in the same launch.
 
-A grid of KV heads x splits; a split owns consecutive blocks of the live entries, the length being read on the device, so one
-captured launch serves every context. Each program leaves its output and the logarithm of its softmax mass per query head; the last
-split of a head to arrive merges them in split order. Query heads of a group share the key and value loads.
+A grid of KV heads x splits; a split owns consecutive blocks of the live entries, the length being read on the
+device, so one captured launch serves every context. Each program leaves its output and the logarithm of its softmax
+mass per query head; the last split of a head to arrive merges them in split order. Query heads of a group share the
+key and value loads.
 """
 
+# mypy: disallow-untyped-defs=False
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -33,8 +35,10 @@ LOG2E = 1.4426950408889634
 
 @dataclass(frozen=True)
 class Config:
-    """splits per KV head, keys per block, splits merged at once, warps, pipeline stages, registers per thread (0: free), whether
-    the blocks of a head are dealt to splits in turn, bytes of keys and of values fetched into L2 before the wait (fused)."""
+    """splits per KV head, keys per block, splits merged at once, warps, pipeline stages, registers per thread (0:
+    free), whether the blocks of a head are dealt to splits in turn, bytes of keys and of values fetched into L2
+    before the wait (fused).
+    """
 
     splits: int
     block: int
@@ -47,10 +51,11 @@ class Config:
 
 
 def config(kv_heads: int, dim: int, processors: int) -> Config:
-    """Return the launch configuration: two programs per multiprocessor, fixed for every context."""
-    splits = max(1, 2 * processors // kv_heads)
+    """Return the launch configuration, fixed for every context: one program per multiprocessor, blocks dealt in turn."""
+    splits = max(1, processors // kv_heads)
     splits = 1 << (splits.bit_length() - 1)
-    return Config(splits, 64 if dim <= 128 else 32, min(32, splits), 4, 2, fetch=65536 if dim == 128 else 0)
+    block = 128 if dim <= 128 else 64
+    return Config(splits, block, min(16, splits), 4, 3 if dim <= 128 else 2, cyclic=True)
 
 
 @triton.jit
@@ -62,7 +67,9 @@ def rotation(inv_freq, position, scaling, lane, D: tl.constexpr):
 
 @triton.jit
 def rotated(base, norm, cosine, sine, eps, lane, D: tl.constexpr, NORMED: tl.constexpr):
-    """Return a normed and rotated head: the D floats at `base` (a tensor of row pointers or one pointer), lanes in 0..D."""
+    """Return a normed and rotated head: the D floats at `base` (a tensor of row pointers or one pointer), lanes in
+    0..D.
+    """
     half: tl.constexpr = D // 2
     live = lane < D
     other = tl.where(lane < half, lane + half, lane - half)
@@ -77,7 +84,9 @@ def rotated(base, norm, cosine, sine, eps, lane, D: tl.constexpr, NORMED: tl.con
 
 @triton.jit
 def fetch_to_l2(base, begin, end, BYTES: tl.constexpr):
-    """Ask for the bytes from `begin` to `end` after pointer `base`, at most BYTES (a power of two), without waiting for them."""
+    """Ask for the bytes from `begin` to `end` after pointer `base`, at most BYTES (a power of two), without waiting
+    for them.
+    """
     offset = begin + tl.arange(0, BYTES // 128).to(tl.int64) * 128
     address = base.to(tl.int64) + tl.where(offset < end, offset, begin)
     tl.inline_asm_elementwise(
@@ -87,7 +96,9 @@ def fetch_to_l2(base, begin, end, BYTES: tl.constexpr):
 
 @triton.jit
 def absorb(query, keys, values, valid, top, total, out):
-    """Fold one block into the running softmax (base 2): keys, values (BLOCK, D), valid (BLOCK,); query carries the scale."""
+    """Fold one block into the running softmax (base 2): keys, values (BLOCK, D), valid (BLOCK,); query carries the
+    scale.
+    """
     logits = tl.dot(query, tl.trans(keys))
     logits = tl.where(valid[None, :], logits, float("-inf"))
     higher = tl.maximum(top, tl.max(logits, axis=1))
@@ -105,10 +116,13 @@ def split_attention(
     inv_freq, position, q_norm, k_norm, eps, scaling, full_k, full_v, packed_k, packed_v, packed_lengths,
     masses, outs, arrivals, CAPACITY, FULL_CAPACITY, PACKED_CAPACITY,
     GROUP: tl.constexpr, GROUP_SPAN: tl.constexpr, D: tl.constexpr, D_SPAN: tl.constexpr, BLOCK: tl.constexpr,
-    SPLITS: tl.constexpr, MERGE: tl.constexpr, MEMBERS: tl.constexpr, FUSED: tl.constexpr, PACKED: tl.constexpr, QNORM: tl.constexpr,
+    SPLITS: tl.constexpr, MERGE: tl.constexpr, MEMBERS: tl.constexpr, FUSED: tl.constexpr, PACKED: tl.constexpr,
+    QNORM: tl.constexpr,
     KNORM: tl.constexpr, STAGES: tl.constexpr, CYCLIC: tl.constexpr, FETCH: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """source: rotated queries (heads, D), or with FUSED the raw q|k|v vector. `lengths` counts entries before this step's own."""
+    """source: rotated queries (heads, D), or with FUSED the raw q|k|v vector. `lengths` counts entries before this
+    step's own.
+    """
     head = tl.program_id(0)
     split = tl.program_id(1)
     kv_heads = tl.num_programs(0)
@@ -222,7 +236,8 @@ def split_attention(
 
 
 def _bind(
-    source: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, lengths: torch.Tensor, out: torch.Tensor, scale: float,
+    source: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, lengths: torch.Tensor, out: torch.Tensor,
+    scale: float,
     inv_freq: torch.Tensor, position: torch.Tensor, norms: tuple[torch.Tensor | None, torch.Tensor | None], eps: float,
     scaling: float, full: Cache | None, packed: Packed | None, chosen: Config | None,
 ) -> Callable[[], object]:  # fmt: skip
@@ -238,11 +253,13 @@ def _bind(
     constants = {
         "GROUP": group, "GROUP_SPAN": max(16, power_of_two(group)), "D": dim, "D_SPAN": max(16, power_of_two(dim)),
         "BLOCK": c.block, "SPLITS": c.splits, "MERGE": c.merge, "MEMBERS": power_of_two(group), "FUSED": fused,
-        "PACKED": packed is not None, "QNORM": norms[0] is not None, "KNORM": norms[1] is not None, "STAGES": c.stages, "CYCLIC": c.cyclic,
+        "PACKED": packed is not None, "QNORM": norms[0] is not None, "KNORM": norms[1] is not None,
+        "STAGES": c.stages, "CYCLIC": c.cyclic,
         "FETCH": c.fetch, "OVERLAP": overlaps(keys),
     }  # fmt: skip
     arguments = (
-        source, keys, values, lengths, out, scale, inv_freq, position, q_norm, k_norm, eps, scaling, full_k, full_v, packed_k,
+        source, keys, values, lengths, out, scale, inv_freq, position, q_norm, k_norm, eps, scaling, full_k, full_v,
+        packed_k,
         packed_v, packed_lengths, masses, outs, counters(keys), capacity, full_k.shape[1], packed_k.shape[1],
     )  # fmt: skip
     return launcher(split_attention, (kv_heads, c.splits), arguments, constants, c.warps, c.stages, c.registers)
@@ -258,7 +275,9 @@ def bind(
     select: Selection | None = None,
     chosen: Config | None = None,
 ) -> Callable[[], object]:
-    """Bind attention of rotated queries (heads, d) over lengths[h] + 1 cached entries of each KV head; out (heads * d,)."""
+    """Bind attention of rotated queries (heads, d) over lengths[h] + 1 cached entries of each KV head; out (heads *
+    d,).
+    """
     return _bind(query, keys, values, lengths, out, scale, query, lengths, (None, None), 0.0, 1.0, None, None, chosen)
 
 
@@ -280,8 +299,9 @@ def bind_step(
 ) -> Callable[[], object]:
     """Bind rope_append and attention as one launch.
 
-    qkv ((heads + 2 kv_heads) d,) raw projections; the new entry goes to `position` of `full` and, when given, to its length in
-    `packed`. Attention reads `packed` when `read_packed`, else `full`; lengths (kv_heads,) int32 of the cache that is read.
+    qkv ((heads + 2 kv_heads) d,) raw projections; the new entry goes to `position` of `full` and, when given, to its
+    length in `packed`. Attention reads `packed` when `read_packed`, else `full`; lengths (kv_heads,) int32 of the
+    cache that is read.
     """
     keys, values = (packed[0], packed[1]) if read_packed and packed is not None else full
     return _bind(

@@ -1,5 +1,8 @@
-"""Dense matrix-vector product in Triton: a few whole rows per program, the first tile loaded before the predecessor ends."""
+"""Dense matrix-vector product in Triton: a few whole rows per program, the first tile loaded before the predecessor
+ends.
+"""
 
+# mypy: disallow-untyped-defs=False
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -14,8 +17,10 @@ from kernels.cuda.common import Norm, launcher, multiprocessors, overlaps, power
 
 @dataclass(frozen=True)
 class Config:
-    """rows of w at a time (pairs when gated), weights of one row read at once, warps, registers per thread (0: free) and, for
-    the form whose programs walk over all rows with x in registers, programs per multiprocessor (block must reach K)."""
+    """rows of w at a time (pairs when gated), weights of one row read at once, warps, registers per thread (0: free)
+    and, for the form whose programs walk over all rows with x in registers, programs per multiprocessor (block must
+    reach K).
+    """
 
     rows: int
     block: int
@@ -25,8 +30,9 @@ class Config:
 
 
 def config(rows: int, depth: int, paired: bool) -> Config:
-    """Return the launch configuration for a (rows, depth) weight: resident programs, two groups of 32 KB in flight on each
-    multiprocessor; rows too long for registers are read in pieces by programs of their own."""
+    """Return the launch configuration for a (rows, depth) weight: resident programs, two groups of 32 KB in flight
+    on each multiprocessor; rows too long for registers are read in pieces by programs of their own.
+    """
     block = power_of_two(depth)
     if block > 16384:
         return Config(2 if paired else 4, 1024, 4)
@@ -41,7 +47,9 @@ def dense(
     ROWS: tl.constexpr, BLOCK: tl.constexpr, PAIRED: tl.constexpr, NORMED: tl.constexpr, BIASED: tl.constexpr,
     ACCUMULATE: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """y[n] (+)= sum_k w[n, k] x[k]; PAIRED: y[n] = silu(w[n] . x) * (w[N + n] . x). ROWS counts the rows of w that are read."""
+    """y[n] (+)= sum_k w[n, k] x[k]; PAIRED: y[n] = silu(w[n] . x) * (w[N + n] . x). ROWS counts the rows of w that
+    are read.
+    """
     lane = tl.arange(0, ROWS)
     if PAIRED:
         out_row = tl.program_id(0) * (ROWS // 2) + lane // 2
@@ -91,7 +99,9 @@ def dense_persistent(
     ROWS: tl.constexpr, BLOCK: tl.constexpr, PAIRED: tl.constexpr, NORMED: tl.constexpr, BIASED: tl.constexpr,
     ACCUMULATE: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """As `dense` with K <= BLOCK: x stays in registers while a program walks over row groups, one group ahead of the sums."""
+    """As `dense` with K <= BLOCK: x stays in registers while a program walks over row groups, one group ahead of the
+    sums.
+    """
     outputs: tl.constexpr = ROWS // 2 if PAIRED else ROWS
     lane = tl.arange(0, ROWS)
     part = lane // 2 + (lane % 2) * N if PAIRED else lane
@@ -137,7 +147,8 @@ def bind_dense(
     outputs, depth = y.shape[0], w.shape[1]
     c = chosen or config(outputs, depth, paired)
     constants = {
-        "K": depth, "ROWS": 2 * c.rows if paired else c.rows, "BLOCK": c.block, "PAIRED": paired, "NORMED": norm is not None,
+        "K": depth, "ROWS": 2 * c.rows if paired else c.rows, "BLOCK": c.block, "PAIRED": paired,
+        "NORMED": norm is not None,
         "BIASED": bias is not None, "ACCUMULATE": accumulate, "OVERLAP": overlaps(w),
     }  # fmt: skip
     weight, eps = (norm.weight, norm.eps) if norm else (x, 0.0)

@@ -1,5 +1,6 @@
 """Rotation and append in Triton, for callers that do not use attention.bind_step: one program per query or KV head."""
 
+# mypy: disallow-untyped-defs=False
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -15,7 +16,8 @@ from kernels.cuda.common import launcher, overlaps, power_of_two, wait_for_produ
 @triton.jit
 def rotate_and_append(
     qkv, inv_freq, position, query, full_k, full_v, packed_k, packed_v, lengths, q_norm, k_norm, eps, scaling,
-    HEADS, FULL_CAPACITY, PACKED_CAPACITY, D: tl.constexpr, SPAN: tl.constexpr, PACKED: tl.constexpr, QNORM: tl.constexpr,
+    HEADS, FULL_CAPACITY, PACKED_CAPACITY, D: tl.constexpr, SPAN: tl.constexpr, PACKED: tl.constexpr,
+    QNORM: tl.constexpr,
     KNORM: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """Programs below HEADS rotate a query head; the others rotate and store a KV head."""

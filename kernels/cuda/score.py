@@ -1,8 +1,10 @@
-"""SnapKV scores in Triton, twice over the keys: log-sums of every observed row first, then the probabilities summed over rows.
+"""SnapKV scores in Triton, twice over the keys: log-sums of every observed row first, then the probabilities summed
+over rows.
 
 No rows x n matrix is kept: a program holds one block of keys against all observed rows of one query head at a time.
 """
 
+# mypy: disallow-untyped-defs=False
 from __future__ import annotations
 
 import torch
@@ -15,7 +17,8 @@ BLOCK = 64
 
 
 @triton.jit
-def block_logits(queries, keys, head, row, entry, scale, N, ROW_COUNT: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr,
+def block_logits(queries, keys, head, row, entry, scale, N, ROW_COUNT: tl.constexpr, GROUP: tl.constexpr,
+D: tl.constexpr,
                  D_SPAN: tl.constexpr):  # fmt: skip
     """Return (rows, entries) base-2 logits of one query head, -inf after each row's own position."""
     lane = tl.arange(0, D_SPAN)
@@ -29,7 +32,8 @@ def block_logits(queries, keys, head, row, entry, scale, N, ROW_COUNT: tl.conste
 
 
 @triton.jit
-def log_sums(queries, keys, tops, sums, scale, N, PER_PROGRAM, ROW_COUNT: tl.constexpr, ROWS: tl.constexpr, GROUP: tl.constexpr,
+def log_sums(queries, keys, tops, sums, scale, N, PER_PROGRAM, ROW_COUNT: tl.constexpr, ROWS: tl.constexpr,
+GROUP: tl.constexpr,
              D: tl.constexpr, D_SPAN: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
     """Per (head, chunk of keys): running maximum and sum of exponentials of every observed row."""
     head = tl.program_id(0)
@@ -67,7 +71,9 @@ def summed(queries, keys, log_sum, out, scale, N, ROW_COUNT: tl.constexpr, ROWS:
 
 
 def snapkv(queries: torch.Tensor, keys: torch.Tensor, scale: float, aggregate: str) -> torch.Tensor:
-    """Return unpooled (kv_heads, n) scores; queries (heads, rows, d), keys (kv_heads, n, d); checked by kernels.score.snapkv."""
+    """Return unpooled (kv_heads, n) scores; queries (heads, rows, d), keys (kv_heads, n, d); checked by
+    kernels.score.snapkv.
+    """
     heads, rows, dim = queries.shape
     kv_heads, tokens, _ = keys.shape
     span = max(16, power_of_two(rows))

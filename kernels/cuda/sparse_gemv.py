@@ -1,11 +1,14 @@
-"""Thresholded matrix-vector product in Triton: a program owns a few columns, selects for itself and keeps six blocks in flight.
+"""Thresholded matrix-vector product in Triton: a program owns a few columns, selects for itself and keeps six blocks
+in flight.
 
-Program t owns a column tile and walks over the input channels: no partial sums in memory, no atomics, no zeroing, no launch for
-the selection. It either masks the rows it skips, or first lists the kept channels with their inputs (worth its microsecond when a
-tile is wide and K moderate) and then spends no memory or arithmetic slot on skipped ones. A tile of 32 columns makes reads of
-64 bytes, the unit of the memory, so that even 4,096 outputs occupy a GPU with 128 programs. Tiles never straddle a segment.
+Program t owns a column tile and walks over the input channels: no partial sums in memory, no atomics, no zeroing, no
+launch for the selection. It either masks the rows it skips, or first lists the kept channels with their inputs
+(worth its microsecond when a tile is wide and K moderate) and then spends no memory or arithmetic slot on skipped
+ones. A tile of 32 columns makes reads of 64 bytes, the unit of the memory, so that even 4,096 outputs occupy a GPU
+with 128 programs. Tiles never straddle a segment.
 """
 
+# mypy: disallow-untyped-defs=False
 from __future__ import annotations
 
 import itertools
@@ -32,8 +35,9 @@ from kernels.selection import Selection
 
 @dataclass(frozen=True)
 class Config:
-    """columns per tile (gate and up together when paired), channels per block (fewer than threads, or the loop meets barriers),
-    warps, registers per thread (0: free), whether kept channels are listed first."""
+    """columns per tile (gate and up together when paired), channels per block (fewer than threads, or the loop meets
+    barriers), warps, registers per thread (0: free), whether kept channels are listed first.
+    """
 
     columns: int
     channels: int
@@ -43,16 +47,19 @@ class Config:
 
 
 def config(depth: int, columns: int, processors: int) -> Config:
-    """Return the launch configuration for a (depth, columns) input-major weight: one wave of programs, at least 32 columns wide."""
+    """Return the launch configuration for a (depth, columns) input-major weight: one wave of programs, at least 32
+    columns wide.
+    """
     width = min(256, power_of_two(max(32, math.ceil(columns / processors))))
     if width >= 128 and depth <= 8192:
-        return Config(width, min(8192 // width, power_of_two(depth)), 8, 0, True)
+        return Config(width, min(4096 // width, power_of_two(depth)), 16, 128, True)
     return Config(width, min(8192 // width, power_of_two(depth)), 32)
 
 
 @triton.jit
 def take(x, weight, listed, channel, count, K: tl.constexpr, NORMED: tl.constexpr, LISTED: tl.constexpr):
-    """Return what decides over the next block: list entries (twice), or inputs and the gains of the norm; zeros past the end.
+    """Return what decides over the next block: list entries (twice), or inputs and the gains of the norm; zeros past
+    the end.
 
     An entry holds the input's bits in its high word, and flags (bits 28 and 29) and the channel in its low word.
     """
@@ -69,7 +76,8 @@ def take(x, weight, listed, channel, count, K: tl.constexpr, NORMED: tl.constexp
 
 @triton.jit
 def ask(
-    value, gain, scale, limits, channel, w, source, second, live, K: tl.constexpr, STRIDE: tl.constexpr, PARTS: tl.constexpr,
+    value, gain, scale, limits, channel, w, source, second, live, K: tl.constexpr, STRIDE: tl.constexpr,
+    PARTS: tl.constexpr,
     WHOLE: tl.constexpr, NORMED: tl.constexpr, LISTED: tl.constexpr,
 ):  # fmt: skip
     """Return the (CHANNELS, COLUMNS) weights of kept channels and the inputs that multiply them, zero elsewhere."""
@@ -106,14 +114,16 @@ def add(total, block, factor, ROWS: tl.constexpr):
 @triton.jit
 def thresholded(
     x, weight, w, bias, y, thresholds, kept, tiles, lists, eps,
-    N: tl.constexpr, K: tl.constexpr, STRIDE: tl.constexpr, COLUMNS: tl.constexpr, CHANNELS: tl.constexpr, ROWS: tl.constexpr,
+    N: tl.constexpr, K: tl.constexpr, STRIDE: tl.constexpr, COLUMNS: tl.constexpr, CHANNELS: tl.constexpr,
+    ROWS: tl.constexpr,
     SPAN: tl.constexpr, PARTS: tl.constexpr, ALIGN: tl.constexpr, WHOLE: tl.constexpr, NORMED: tl.constexpr,
     LISTED: tl.constexpr, BIASED: tl.constexpr, ACCUMULATE: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """PARTS = 1: y[n] (+)= sum over kept i of x[i] w[i, n]. PARTS = 2: y = silu(part 0) * part 1, part p at columns N p + n.
+    """PARTS = 1: y[n] (+)= sum over kept i of x[i] w[i, n]. PARTS = 2: y = silu(part 0) * part 1, part p at columns
+    N p + n.
 
-    With two parts a tile holds COLUMNS / 2 columns of each, side by side, each with its own threshold. A block of weights is asked
-    for six blocks before it is added, what decides over it twelve blocks before.
+    With two parts a tile holds COLUMNS / 2 columns of each, side by side, each with its own threshold. A block of
+    weights is asked for six blocks before it is added, what decides over it twelve blocks before.
     """
     tile = tl.program_id(0) * 4
     start = tl.multiple_of(tl.load(tiles + tile), ALIGN)
@@ -163,11 +173,21 @@ def thresholded(
     v4, g4 = take(x, weight, listed, c + 4 * CHANNELS, count, K, NORMED, LISTED)
     v5, g5 = take(x, weight, listed, c + 5 * CHANNELS, count, K, NORMED, LISTED)
     b0, f0 = ask(v0, g0, scale, limits, c, w, source, second, live, K, STRIDE, PARTS, WHOLE, NORMED, LISTED)
-    b1, f1 = ask(v1, g1, scale, limits, c + 1 * CHANNELS, w, source, second, live, K, STRIDE, PARTS, WHOLE, NORMED, LISTED)
-    b2, f2 = ask(v2, g2, scale, limits, c + 2 * CHANNELS, w, source, second, live, K, STRIDE, PARTS, WHOLE, NORMED, LISTED)
-    b3, f3 = ask(v3, g3, scale, limits, c + 3 * CHANNELS, w, source, second, live, K, STRIDE, PARTS, WHOLE, NORMED, LISTED)
-    b4, f4 = ask(v4, g4, scale, limits, c + 4 * CHANNELS, w, source, second, live, K, STRIDE, PARTS, WHOLE, NORMED, LISTED)
-    b5, f5 = ask(v5, g5, scale, limits, c + 5 * CHANNELS, w, source, second, live, K, STRIDE, PARTS, WHOLE, NORMED, LISTED)
+    b1, f1 = ask(
+        v1, g1, scale, limits, c + 1 * CHANNELS, w, source, second, live, K, STRIDE, PARTS, WHOLE, NORMED, LISTED
+    )
+    b2, f2 = ask(
+        v2, g2, scale, limits, c + 2 * CHANNELS, w, source, second, live, K, STRIDE, PARTS, WHOLE, NORMED, LISTED
+    )
+    b3, f3 = ask(
+        v3, g3, scale, limits, c + 3 * CHANNELS, w, source, second, live, K, STRIDE, PARTS, WHOLE, NORMED, LISTED
+    )
+    b4, f4 = ask(
+        v4, g4, scale, limits, c + 4 * CHANNELS, w, source, second, live, K, STRIDE, PARTS, WHOLE, NORMED, LISTED
+    )
+    b5, f5 = ask(
+        v5, g5, scale, limits, c + 5 * CHANNELS, w, source, second, live, K, STRIDE, PARTS, WHOLE, NORMED, LISTED
+    )
     c += 6 * CHANNELS
     v0, g0 = take(x, weight, listed, c, count, K, NORMED, LISTED)
     v1, g1 = take(x, weight, listed, c + 1 * CHANNELS, count, K, NORMED, LISTED)
@@ -269,5 +289,7 @@ def bind(
     accumulate: bool = False,
     chosen: Config | None = None,
 ) -> Callable[[], object]:
-    """Bind the thresholded product of n(x), written to y or added to it; n is the identity or `norm`. x (K,), w_in (K, N)."""
+    """Bind the thresholded product of n(x), written to y or added to it; n is the identity or `norm`. x (K,), w_in
+    (K, N).
+    """
     return bind_thresholded(x, w_in, y, select, bias, norm, accumulate, False, chosen)

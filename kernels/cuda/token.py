@@ -1,5 +1,6 @@
 """Embedding, greedy choice and the end of a step in Triton."""
 
+# mypy: disallow-untyped-defs=False
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -7,6 +8,7 @@ from collections.abc import Callable
 import torch
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_wait
 
 from kernels.cuda.common import arrives_last, counters, launcher, overlaps, power_of_two, wait_for_producer, workspace
 
@@ -26,7 +28,9 @@ def embed(tokens, position, table, out, WIDTH: tl.constexpr, BLOCK: tl.constexpr
 @triton.jit
 def choose(logits, tokens, position, best, place, arrivals, SIZE, CHUNK: tl.constexpr, PARTS_SPAN: tl.constexpr,
            OVERLAP: tl.constexpr):  # fmt: skip
-    """tokens[position + 1] = the lowest index of the largest logit; each program takes one chunk, the last to arrive merges."""
+    """tokens[position + 1] = the lowest index of the largest logit; each program takes one chunk, the last to arrive
+    merges.
+    """
     part = tl.program_id(0)
     parts = tl.num_programs(0)
     wait_for_producer(OVERLAP)
@@ -44,20 +48,32 @@ def choose(logits, tokens, position, best, place, arrivals, SIZE, CHUNK: tl.cons
 
 
 @triton.jit
-def advance(addresses, sizes, kept, total, KEPT, SPAN: tl.constexpr, OVERLAP: tl.constexpr):
-    """Program i adds one to the int32 values at addresses[i]; program 0 also adds kept to total."""
+def advance(
+    addresses, sizes, attended, attended_total, kept, kept_total, ENTRIES, KEPT, COUNTERS: tl.constexpr,
+    SPAN: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):  # fmt: skip
+    """Add what was read to the totals, then one to the int32 values at every address; by one program."""
     if OVERLAP:
-        tl.extra.cuda.gdc_wait()  # without releasing the next step early: it may read lengths before its own wait
-    program = tl.program_id(0)
+        gdc_wait()  # without releasing the next step early: it may read lengths and position before its own wait
     lane = tl.arange(0, SPAN)
-    counter = tl.load(addresses + program).to(tl.pointer_type(tl.int32)) + lane
-    live = lane < tl.load(sizes + program)
-    tl.store(counter, tl.load(counter, mask=live, other=0) + 1, mask=live)
-    if program == 0:
-        for start in range(0, KEPT, SPAN):
+    for start in range(0, ENTRIES, SPAN):
+        at = start + lane
+        sum_so_far = tl.load(attended_total + at, mask=at < ENTRIES, other=0)
+        read = tl.load(attended + at, mask=at < ENTRIES, other=0).to(tl.int64) + 1
+        tl.store(attended_total + at, sum_so_far + read, mask=at < ENTRIES)
+    for start in range(0, KEPT, SPAN):
+        at = start + lane
+        sum_so_far = tl.load(kept_total + at, mask=at < KEPT, other=0)
+        read = tl.load(kept + at, mask=at < KEPT, other=0).to(tl.int64)
+        tl.store(kept_total + at, sum_so_far + read, mask=at < KEPT)
+    tl.debug_barrier()
+    for index in tl.static_range(COUNTERS):
+        counter = tl.load(addresses + index).to(tl.pointer_type(tl.int32))
+        size = tl.load(sizes + index)
+        for start in range(0, size, SPAN):
             at = start + lane
-            now = tl.load(kept + at, mask=at < KEPT, other=0).to(tl.int64)
-            tl.store(total + at, tl.load(total + at, mask=at < KEPT, other=0) + now, mask=at < KEPT)
+            tl.store(counter + at, tl.load(counter + at, mask=at < size, other=0) + 1, mask=at < size)
 
 
 def bind_embed(
@@ -79,20 +95,24 @@ def bind_argmax(logits: torch.Tensor, tokens: torch.Tensor, position: torch.Tens
 
 
 def bind_advance(
-    step_counters: list[torch.Tensor], kept: torch.Tensor | None = None, total: torch.Tensor | None = None
+    position: torch.Tensor,
+    lengths: list[torch.Tensor],
+    entries: tuple[torch.Tensor, torch.Tensor],
+    kept: tuple[torch.Tensor, torch.Tensor] | None,
 ) -> Callable[[], object]:
-    """Bind every int32 counter += 1 and total (int64) += kept (int32) in one launch. The launch keeps the counters alive."""
-    device = step_counters[0].device
-    addresses = torch.tensor([counter.data_ptr() for counter in step_counters], dtype=torch.int64, device=device)
-    sizes = torch.tensor([counter.numel() for counter in step_counters], dtype=torch.int32, device=device)
-    counted = 0 if kept is None or total is None else kept.numel()
-    span = power_of_two(max(32, *(counter.numel() for counter in step_counters)))
-    constants = {"SPAN": span, "OVERLAP": overlaps(addresses)}
-    arguments = (addresses, sizes, sizes if kept is None else kept, addresses if total is None else total, counted)
-    run = launcher(advance, (len(step_counters),), arguments, constants, 1)
-    alive = tuple(step_counters)
+    """Bind the end of a step: sum what was read, then move every counter on. The launch keeps the counters alive."""
+    moved = (position, *lengths)
+    assert all(counter.dtype == torch.int32 and counter.is_contiguous() for counter in moved), "counters are int32 rows"
+    device = position.device
+    addresses = torch.tensor([counter.data_ptr() for counter in moved], dtype=torch.int64, device=device)
+    sizes = torch.tensor([counter.numel() for counter in moved], dtype=torch.int32, device=device)
+    channels, channels_total = kept if kept is not None else entries
+    counted = 0 if kept is None else channels.numel()
+    constants = {"COUNTERS": len(moved), "SPAN": 1024, "OVERLAP": overlaps(position)}
+    arguments = (addresses, sizes, *entries, channels, channels_total, entries[0].numel(), counted)
+    run = launcher(advance, (1,), arguments, constants, 4)
 
     def launch() -> object:
-        return run() if alive else None
+        return run() if moved else None
 
     return launch

@@ -14,7 +14,9 @@ if not torch.cuda.is_available():
 
 
 def _accept_numpy_scalars_of_one_dimension() -> None:
-    """Let the interpreter of Triton 3.6 run loops with computed bounds on NumPy >= 2.4, which refuses int() of a (1,) array."""
+    """Let the interpreter of Triton 3.6 run loops with computed bounds on NumPy >= 2.4, which refuses int() of a (1,)
+    array.
+    """
     interpreter = importlib.import_module("triton.runtime.interpreter")
     original = interpreter._patch_lang_tensor
 

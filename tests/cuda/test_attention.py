@@ -16,7 +16,9 @@ from tests.cuda.test_projections import draw, error
 TOLERANCE = 2e-3  # queries and softmax weights pass through half precision
 
 
-def caches(device: torch.device, kv_heads: int, capacity: int, dim: int, live: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+def caches(
+    device: torch.device, kv_heads: int, capacity: int, dim: int, live: list[int]
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Return keys and values whose slots past the live ones hold NaN."""
     keys = draw(device, kv_heads, capacity, dim, dtype=torch.float16)
     values = draw(device, kv_heads, capacity, dim, dtype=torch.float16)
@@ -40,7 +42,9 @@ def test_attention_equals_float64_for_every_group_and_head_size(
     length = torch.tensor(lengths, dtype=torch.int32, device=device)
     launch = attention.bind(query, keys, values, length, out, dim**-0.5, chosen=attention.Config(3, 16, 2, 1, 1))
     launch()
-    expected = attention_op.reference(query.double().cpu(), keys.double().cpu(), values.double().cpu(), length, dim**-0.5)
+    expected = attention_op.reference(
+        query.double().cpu(), keys.double().cpu(), values.double().cpu(), length, dim**-0.5
+    )
     assert error(out, expected) < TOLERANCE
 
 
@@ -54,18 +58,25 @@ def test_one_launch_serves_every_length(device: torch.device, chosen: attention.
     for n in (0, 15, 16, 63, 64, 199):
         length.fill_(n)
         launch()
-        expected = attention_op.reference(query.double().cpu(), keys.double().cpu(), values.double().cpu(), length, 0.125)
+        expected = attention_op.reference(
+            query.double().cpu(), keys.double().cpu(), values.double().cpu(), length, 0.125
+        )
         assert error(out, expected) < TOLERANCE
 
 
 @pytest.mark.parametrize("normed", [False, True])
 @pytest.mark.parametrize("read_packed", [False, True])
-def test_the_fused_step_equals_rotation_append_and_attention(device: torch.device, normed: bool, read_packed: bool) -> None:
+def test_the_fused_step_equals_rotation_append_and_attention(
+    device: torch.device, normed: bool, read_packed: bool
+) -> None:
     torch.manual_seed(2)
     heads, kv_heads, dim, at = 6, 2, 80, 50
     qkv, inv_freq = draw(device, (heads + 2 * kv_heads) * dim), 10000.0 ** -(torch.arange(dim // 2, device=device) / 40)
     position = torch.tensor([at], dtype=torch.int32, device=device)
-    full, lengths = caches(device, kv_heads, 64, dim, [at, at]), torch.tensor([at, at], dtype=torch.int32, device=device)
+    full, lengths = (
+        caches(device, kv_heads, 64, dim, [at, at]),
+        torch.tensor([at, at], dtype=torch.int32, device=device),
+    )
     short = torch.tensor([0, 21], dtype=torch.int32, device=device)
     packed = (*caches(device, kv_heads, 32, dim, [0, 21]), short)
     q_norm, k_norm = (draw(device, dim), draw(device, dim)) if normed else (None, None)

@@ -57,7 +57,11 @@ def test_dense_equals_float64_with_bias_norm_and_residual(
 
 def test_gated_dense_equals_float64(device: torch.device) -> None:
     torch.manual_seed(1)
-    for inner, chosen in ((33, gemv.Config(1, 32, 1)), (48, gemv.Config(2, 32, 1)), (33, gemv.Config(2, 64, 1, resident=1))):
+    for inner, chosen in (
+        (33, gemv.Config(1, 32, 1)),
+        (48, gemv.Config(2, 32, 1)),
+        (33, gemv.Config(2, 64, 1, resident=1)),
+    ):
         x, w, norm = draw(device, 64), draw(device, 2 * inner, 64, dtype=torch.float16), Norm(draw(device, 64), 1e-6)
         act = torch.full((inner,), float("nan"), device=device)
         gate_up.bind(x, w, act, norm=norm, chosen=chosen)()

@@ -34,10 +34,15 @@ def test_embedding_choice_and_counters(device: torch.device) -> None:
     token.bind_argmax(logits, tokens, position)()
     assert tokens.tolist() == [3, 7, 2222, 0]
 
-    lengths = torch.tensor([4, 9], dtype=torch.int32, device=device)
+    lengths = [
+        torch.tensor([[4, 9]], dtype=torch.int32, device=device),
+        torch.tensor([7], dtype=torch.int32, device=device),
+    ]
     kept = torch.tensor([[5, 6]], dtype=torch.int32, device=device)
-    total = torch.tensor([[100, 2**40]], dtype=torch.int64, device=device)
-    launch = token.bind_advance([position, lengths], kept, total)
+    entries, total = (torch.tensor([[100, 2**40]], dtype=torch.int64, device=device) for _ in range(2))
+    launch = token.bind_advance(position, lengths, (lengths[0], entries), (kept, total))
     launch()
     launch()
-    assert position.tolist() == [3] and lengths.tolist() == [6, 11] and total.tolist() == [[110, 2**40 + 12]]
+    assert position.tolist() == [3] and lengths[0].tolist() == [[6, 11]] and lengths[1].tolist() == [9]
+    assert total.tolist() == [[110, 2**40 + 12]]
+    assert entries.tolist() == [[100 + 5 + 6, 2**40 + 10 + 11]]
