@@ -1,6 +1,6 @@
 """A run folder: raw samples, system record, verdicts, tables. Everything but samples and system can be derived again.
 
-runs/<id>/run.json        what was asked: profile, quick, schema version
+runs/<id>/run.json        what was asked: profile, quick, schema version; when the run was started (UTC)
 runs/<id>/samples.jsonl   every raw sample (artifact.samples)
 runs/<id>/system.json     the machine, without names or paths
 runs/<id>/results.json    verdicts, derived by artifact.verify
@@ -257,7 +257,8 @@ def _check_options(path: Path, profile: Profile, quick: bool) -> None:
             raise UserError(
                 f"{path} has samples but no run.json; it was not made by this artifact, choose another --run"
             )
-        write_json(file, {"schema": SCHEMA, "quick": quick, "profile": asked})
+        started = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        write_json(file, {"schema": SCHEMA, "quick": quick, "profile": asked, "started": started})
         return
     stored, stored_quick = read_options(path)
     kept = to_record(stored) | {"quick": stored_quick}

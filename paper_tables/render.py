@@ -156,8 +156,13 @@ def render(name: str, rows: list[Row], results: Mapping[str, Any], paper: Mappin
     return PREAMBLE + template.render(module.context(rows, results, paper)).rstrip() + "\n"
 
 
-def render_run(run: Path, wanted: list[str] | None = None) -> tuple[list[Path], dict[str, str]]:
-    """Write `tables/*.tex` of a run; returns the files and, for each table that could not be made, why."""
+def render_run(
+    run: Path, wanted: list[str] | None = None, out: Path | None = None, origin: str | None = None
+) -> tuple[list[Path], dict[str, str]]:
+    """Write `tables/*.tex` of a run; returns the files and, for each table that could not be made, why.
+
+    `out` is another folder for them; `origin` replaces that of the rows, for samples that were recorded earlier.
+    """
     names = _known(wanted)
     results = read_json(run / "results.json") | {"system": read_json(run / "system.json")}
     log = SampleLog(run / "samples.jsonl")
@@ -168,11 +173,11 @@ def render_run(run: Path, wanted: list[str] | None = None) -> tuple[list[Path], 
     skipped: dict[str, str] = {}
     for name in names:
         try:
-            text = render(name, _rows(name, log), results, paper)
+            text = render(name, _rows(name, log, origin), results, paper)
         except TableMissing as reason:
             skipped[name] = str(reason)
             continue
-        written.append(_write(run / "tables" / f"{name}.tex", text))
+        written.append(_write((out or run / "tables") / f"{name}.tex", text))
     return written, skipped
 
 
@@ -184,7 +189,7 @@ def _known(wanted: list[str] | None) -> list[str]:
     return wanted or known
 
 
-def _rows(name: str, log: SampleLog) -> list[Row]:
+def _rows(name: str, log: SampleLog, origin: str | None = None) -> list[Row]:
     """The rows that a table is made of."""
     module = importlib.import_module(f"paper_tables.contexts.{name}")
     claims = getattr(module, "CLAIMS", None) or tuple(log.claims())
@@ -193,11 +198,12 @@ def _rows(name: str, log: SampleLog) -> list[Row]:
         raise TableMissing(f"no samples of {', '.join(empty)} in this run")
     if not rows:
         raise TableMissing("the run has no samples")
-    return [row for claim in claims for row in rows[claim]]
+    changed = {} if origin is None else {"origin": origin}
+    return [row | changed for claim in claims for row in rows[claim]]
 
 
 def _write(path: Path, text: str) -> Path:
-    path.parent.mkdir(exist_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
     scratch = path.with_name(f".{path.name}.{os.getpid()}")
     scratch.write_text(text, encoding="utf-8")
     os.replace(scratch, path)

@@ -1,0 +1,1 @@
+"""One module per figure: `draw(rows, results, figure)` from stored rows only. `render.plot_run` writes the files."""

@@ -1,0 +1,64 @@
+"""Recorded runs that ship with the repository: `recorded/<machine>/` with run.json, system.json and the raw samples.
+
+The samples are those of a run folder, plain or compressed (samples.jsonl.gz). They are judged again whenever they are
+shown, by the judges of this version, and whatever comes from them is marked `recorded`.
+"""
+
+from __future__ import annotations
+
+import gzip
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from artifact.errors import UserError
+
+FOLDER = Path(__file__).resolve().parent / "recorded"
+SAMPLES = ("samples.jsonl", "samples.jsonl.gz")
+
+
+def machines() -> list[str]:
+    """Names of the recorded machines, sorted."""
+    return sorted(folder.name for folder in FOLDER.glob("*/") if any((folder / name).is_file() for name in SAMPLES))
+
+
+@contextmanager
+def opened(machine: str) -> Iterator[Path]:
+    """A scratch run folder with the machine's records and freshly derived results. UserError for an unknown machine."""
+    from artifact.verify import derive
+
+    if machine not in machines():
+        raise UserError(
+            f"no run is recorded for {machine!r}; there are {', '.join(machines()) or 'none'} under paper_tables/recorded"
+        )
+    with tempfile.TemporaryDirectory(prefix="recorded-") as scratch:
+        folder = Path(scratch)
+        _unpack(FOLDER / machine, folder)
+        derive(folder)
+        yield folder
+
+
+def recorded_results() -> dict[str, dict[str, Any]]:
+    """Results of every recorded machine by name, judged again."""
+    from artifact.verify import read_results
+
+    found = {}
+    for machine in machines():
+        with opened(machine) as folder:
+            found[machine] = read_results(folder)
+    return found
+
+
+def _unpack(source: Path, target: Path) -> None:
+    for name in ("run.json", "system.json"):
+        if not (source / name).is_file():
+            raise UserError(f"recorded run {source.name} lacks {name}; copy it from the run folder it came from")
+        shutil.copyfile(source / name, target / name)
+    if (source / SAMPLES[0]).is_file():
+        shutil.copyfile(source / SAMPLES[0], target / SAMPLES[0])
+        return
+    with gzip.open(source / SAMPLES[1], "rb") as packed, (target / SAMPLES[0]).open("wb") as plain:
+        shutil.copyfileobj(packed, plain)
