@@ -1,25 +1,19 @@
 """Reading checkpoints: Hugging Face directories with safetensors, and GGUF files. Never a pickle, never code from the
 folder.
-
-A GGUF is converted once by transformers into a Hugging Face directory under the data folder, named by the file's
-SHA-256; from then on it is read like any other (30 s the first time, memory-mapped afterwards).
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
-import shutil
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from artifact.embedded import data_folder
+from artifact import gguf_file
 from artifact.errors import UserError
-from artifact.rope import inverse_frequencies
+from artifact.rope import inverse_frequencies, positive_number
 from artifact.shapes import Shape, shape_from
 
 if TYPE_CHECKING:
@@ -34,8 +28,9 @@ FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 class Checkpoint:
     """A model folder that can be read: dimensions, what the layers need beside weights, and where tensors lie.
 
-    identity: names the model in records and caches: the SHA-256 of a GGUF, or else a hash of config.json and of every
-    weight file's name, size and time (hashing 16 GB of weights at every start would cost minutes).
+    biased: q, k and v have biases. identity: names the model in records and caches: the SHA-256 of a GGUF, or else a
+    hash of config.json and of every weight file's name, size and time (hashing 16 GB of weights at every start would
+    cost minutes).
     """
 
     folder: Path
@@ -45,6 +40,7 @@ class Checkpoint:
     inv_freq: tuple[float, ...]
     identity: str
     files: dict[str, Path]
+    biased: bool
 
     def tensors(self, names: list[str]) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield the named tensors, each as stored. Raises UserError when a file is not a readable safetensors file."""
@@ -68,7 +64,7 @@ def open_checkpoint(source: str) -> Checkpoint:
     """Open a Hugging Face directory or a GGUF file. Raises UserError naming what is missing or not supported."""
     path = Path(source)
     if path.is_file() and path.suffix == ".gguf":
-        path = _converted(path)
+        path = gguf_file.converted(path, FAMILIES)
     if not path.is_dir():
         raise UserError(
             f"model {source!r} is neither a Hugging Face directory nor a .gguf file; pass --model PATH to one"
@@ -82,23 +78,37 @@ def open_checkpoint(source: str) -> Checkpoint:
         )
     if config.get("hidden_act", "silu") != "silu":
         raise UserError(f"{path.name} uses activation {config['hidden_act']!r}; the gated MLP here is SiLU only")
-    window = config.get("sliding_window")
-    if window and config.get("use_sliding_window", True) and family == "mistral":
+    if _slides(config, family):
         raise UserError(
-            f"{path.name} attends inside a sliding window of {window} tokens, which the cache here does not model"
+            f"{path.name} attends inside a sliding window of {config['sliding_window']} tokens, which the cache here "
+            "does not model; pass a model with full attention"
         )
     shape = shape_from(str(path))
-    eps = config.get("rms_norm_eps", 1e-6)
     files = _tensor_files(path)
+    if config.get("tie_word_embeddings") is False and "lm_head.weight" not in files:
+        raise UserError(
+            f"{path.name} lacks lm_head.weight, which its config.json does not tie; fetch the checkpoint again"
+        )
     return Checkpoint(
-        path,
-        shape,
-        family,
-        float(eps),
-        tuple(inverse_frequencies(config, shape.head_dim)),
-        _identity(path, files),
-        files,
+        folder=path,
+        shape=shape,
+        family=family,
+        eps=positive_number(config.get("rms_norm_eps", 1e-6), "rms_norm_eps"),
+        inv_freq=tuple(inverse_frequencies(config, shape.head_dim)),
+        identity=_identity(path, files),
+        files=files,
+        biased=family == "qwen2" or config.get("attention_bias") is True,
     )
+
+
+def _slides(config: dict[str, Any], family: str) -> bool:
+    """Whether a layer attends to recent tokens only: layer_types says so, or the flags of older configs."""
+    if not config.get("sliding_window"):
+        return False
+    layers = config.get("layer_types")
+    if isinstance(layers, list):
+        return "sliding_attention" in layers
+    return bool(config.get("use_sliding_window", family == "mistral"))
 
 
 def _config(path: Path) -> dict[str, Any]:
@@ -152,69 +162,3 @@ def _identity(path: Path, files: dict[str, Path]) -> str:
         stat = file.stat()
         digest.update(f"{file.name}:{stat.st_size}:{stat.st_mtime_ns}".encode())
     return digest.hexdigest()[:16]
-
-
-def _converted(gguf: Path) -> Path:
-    """Return the converted directory of a GGUF file, converting it on first use."""
-    with gguf.open("rb") as stream:
-        sha256 = hashlib.file_digest(stream, "sha256").hexdigest()  # type: ignore[arg-type]
-    target = data_folder() / "converted" / sha256[:16]
-    if (target / "complete").is_file():
-        return target
-    _check_gguf(gguf)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    work = Path(tempfile.mkdtemp(dir=target.parent))
-    try:
-        _convert(gguf, work)
-        (work / "complete").write_text(sha256)
-        if not target.exists():
-            os.replace(work, target)
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
-    return target
-
-
-def _check_gguf(gguf: Path) -> None:
-    """Raise UserError unless the header names a supported architecture and the file is as long as it says."""
-    import gguf as reader
-
-    try:
-        fields = reader.GGUFReader(str(gguf)).fields
-        architecture = bytes(fields["general.architecture"].parts[-1]).decode()
-    except (ValueError, KeyError, IndexError, OSError, UnicodeDecodeError, OverflowError, MemoryError) as error:
-        raise UserError(f"{gguf.name} is not a readable GGUF file ({error}); fetch it again") from error
-    if architecture not in FAMILIES:
-        raise UserError(
-            f"{gguf.name} holds a {architecture!r} model; supported architectures are {', '.join(FAMILIES)}"
-        )
-
-
-def _convert(gguf: Path, target: Path) -> None:
-    """Write config, tokenizer and float32 tensors; transformers itself declines to save a model that came from a
-    GGUF.
-    """
-    os.environ.setdefault("TQDM_DISABLE", "1")
-    import torch
-    import transformers
-    from safetensors.torch import save_file
-
-    try:
-        model = transformers.AutoModelForCausalLM.from_pretrained(
-            str(gguf.parent), gguf_file=gguf.name, dtype=torch.float32, local_files_only=True
-        )
-        tokenizer = transformers.AutoTokenizer.from_pretrained(
-            str(gguf.parent), gguf_file=gguf.name, local_files_only=True
-        )
-    except (ValueError, KeyError, RuntimeError, OSError) as error:
-        raise UserError(f"{gguf.name} could not be loaded by transformers ({error}); fetch it again") from error
-    tied = model.config.tie_word_embeddings
-    tensors = {
-        name: value.contiguous()
-        for name, value in model.state_dict().items()
-        if not (tied and name == "lm_head.weight")
-    }
-    save_file(tensors, str(target / "model.safetensors"))
-    dropped = ("quantization_config", "_name_or_path")
-    config = {key: value for key, value in model.config.to_dict().items() if key not in dropped}
-    (target / "config.json").write_text(json.dumps(config, indent=1, sort_keys=True, default=str))
-    tokenizer.save_pretrained(str(target))

@@ -14,12 +14,14 @@ import numpy as np
 import torch
 
 from artifact.checkpoints import Checkpoint, open_checkpoint
-from artifact.errors import UserError
+from artifact.errors import UserError, one_line
 from artifact.rope import inverse_frequencies
 from artifact.shapes import Shape
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+STORED = (torch.float32, torch.float16, torch.bfloat16)
 
 
 @dataclass(frozen=True)
@@ -97,12 +99,12 @@ def load_tokenizer(source: str) -> PreTrainedTokenizerBase:
         return transformers.AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
         raise UserError(
-            f"{folder.name} holds no usable tokenizer ({error}); add tokenizer.json to the directory"
+            f"{folder.name} holds no usable tokenizer ({one_line(error)}); add tokenizer.json to the directory"
         ) from error
 
 
 def synthetic(shape: Shape, device: str, dtype: torch.dtype, seed: int = 0) -> Weights:
-    """Weights of exact shape with normal entries scaled by 1/sqrt(K), for timing where trained weights cannot be had."""
+    """Weights of exact shape with normal entries scaled by 1/sqrt(K), for timing where no trained ones can be had."""
     generator = torch.Generator(device=device).manual_seed(seed)
 
     def normal(rows: int, columns: int) -> torch.Tensor:
@@ -165,6 +167,8 @@ class _Reader:
             value = read[name]
             if tuple(value.shape) != shape:
                 raise UserError(f"{folder}: {name} has shape {tuple(value.shape)}, config.json implies {shape}")
+            if value.dtype not in STORED:
+                raise UserError(f"{folder}: {name} is stored as {value.dtype}; pass a checkpoint that is not quantized")
             part = out[start : start + shape[0]]
             part.copy_(value)
             # One pass: the sum of finite numbers of a trained weight is finite, and NaN or inf never cancel out of it.
@@ -175,14 +179,14 @@ class _Reader:
             start += shape[0]
         return out
 
-    def matrix(self, names: list[str], outputs: list[int], inputs: int) -> Matrix:
-        """Return a fused projection in both layouts, with the fused bias when the checkpoint has one."""
+    def matrix(self, names: list[str], outputs: list[int], inputs: int, biased: bool = False) -> Matrix:
+        """Return a fused projection in both layouts, with the fused bias when the checkpoint has one or must have."""
         w = self.fused([f"{name}.weight" for name in names], [(rows, inputs) for rows in outputs])
         w_in = empty((inputs, w.shape[0]), w.dtype, self.device)
         w_in.copy_(w.T)
         biases = [f"{name}.bias" for name in names]
         bias = None
-        if any(self.has(name) for name in biases):
+        if biased or any(self.has(name) for name in biases):
             bias = self.fused(biases, [(rows,) for rows in outputs], torch.float32)
         return Matrix(w, w_in, bias)
 
@@ -196,12 +200,20 @@ def _layer(reader: _Reader, shape: Shape, index: int) -> Layer:
         return reader.tensor(f"{name}.{which}.weight", (size,), torch.float32)
 
     def head_norm(which: str) -> torch.Tensor | None:
-        present = reader.has(f"{attention}.{which}.weight")
-        return norm(f"self_attn.{which}", shape.head_dim) if present else None
+        expected = reader.checkpoint.family == "qwen3" or reader.has(f"{attention}.{which}.weight")
+        return norm(f"self_attn.{which}", shape.head_dim) if expected else None
+
+    if reader.has(f"{mlp}.gate_proj.bias") or reader.has(f"{mlp}.up_proj.bias"):
+        raise UserError(f"{reader.checkpoint.folder.name} has biases in its gated MLP, which are not supported")
 
     return Layer(
         attention_norm=norm("input_layernorm", shape.hidden),
-        qkv=reader.matrix([f"{attention}.{p}_proj" for p in "qkv"], [q_width, kv_width, kv_width], shape.hidden),
+        qkv=reader.matrix(
+            [f"{attention}.{p}_proj" for p in "qkv"],
+            [q_width, kv_width, kv_width],
+            shape.hidden,
+            reader.checkpoint.biased,
+        ),
         o=reader.matrix([f"{attention}.o_proj"], [shape.hidden], q_width),
         mlp_norm=norm("post_attention_layernorm", shape.hidden),
         gate_up=reader.matrix([f"{mlp}.gate_proj", f"{mlp}.up_proj"], [shape.intermediate] * 2, shape.hidden),
