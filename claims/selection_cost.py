@@ -1,0 +1,107 @@
+"""The one-time selection is repaid within few generated tokens (crossover, section 4.1).
+
+The paper: scoring and gather of a 32K prompt take 0.24 s once on A100, and the faster steps repay that within 146
+tokens at every length from 16K to 128K. Measured here: the same pass on prefixes of one real-text prefill, and dense
+and KV steps interleaved in the same process; repaid after = one-time ms / (dense ms - KV ms).
+
+    python claims/selection_cost.py [--quick]
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from artifact.claim import Claim, Finding, Predicate, find, not_run, run_as_script
+from artifact.profiles import NAMES, Profile
+from artifact.stats import Interval, Region, block_interval, require_equal_arms
+from paper_tables.figures import figures
+
+if TYPE_CHECKING:
+    from artifact.records import Run
+
+NAME = "selection_cost"
+PAPER = figures("crossover")
+R_KV = 0.3
+LENGTHS = {"embedded": (2048, 4096, 7680), "gpu": (16384, 32768, 65536, 131072), "paper": (16384, 32768, 65536, 126976)}
+BLOCKS, QUICK_BLOCKS = 4, 3
+STEPS, QUICK_STEPS = 24, 12
+
+CLAIM = Claim(
+    name=NAME,
+    title="The one-time selection is repaid within few generated tokens",
+    paper="crossover",
+    place="section 4.1",
+    needs="a model; 4 GB of memory (embedded) or a CUDA GPU",
+    minutes={"embedded": "1.5 (quick: 1)", "gpu": "3", "paper": "10"},
+    tables=(),
+    predicates=(
+        Predicate(
+            "repaid within",
+            "generated tokens that repay scoring and gather, at the length where that takes longest",
+            "section 4.1",
+            Region(None, PAPER["selection.repaid"].value, "the paper's bound at every length it measured", "tokens"),
+            frozenset(NAMES),
+            f"{PAPER['selection.repaid'].printed} tokens, 16K to 128K (A100)",
+        ),
+        Predicate(
+            "one-time cost at the longest length",
+            "scoring and gather, once",
+            "section 4.1",
+            Region(None, None, "absolute times are judged on the machine they were published for only", "ms"),
+            frozenset(),
+            f"{PAPER['selection.once.32k'].printed} s at 32K (A100)",
+        ),
+    ),
+)
+
+
+def measure(run: Run) -> None:
+    """One process per block: the pass and the steps at every length."""
+    from artifact.cells import is_name, request
+    from artifact.crossing_cells import longest_context, model_shape
+    from artifact.records import Cell
+
+    steps = QUICK_STEPS if run.quick else STEPS
+    # The prefill of the crossing claim serves this one: the same length, so that a run makes it once.
+    longest = longest_context(model_shape(run.profile), 20 if run.quick else 50, is_name(run.profile.model))
+    contexts = [n for n in LENGTHS[run.profile.name] if n <= longest]
+    for block in range(QUICK_BLOCKS if run.quick else BLOCKS):
+        params = request(run.profile, [], steps, longest) | {"contexts": contexts, "r_kv": R_KV}
+        run.measure([Cell(NAME, f"select-{block}", "artifact.selection_cells:select", params, block)])
+
+
+def judge(rows: list[dict[str, Any]], profile: Profile) -> list[Finding]:
+    """Tokens to repay at every length, per block; the slowest length is judged."""
+    repaid, once = CLAIM.predicates
+    lengths = sorted({row["context"] for row in rows})
+    if not lengths:
+        return [not_run(repaid, "no length was measured")]
+    intervals = {n: tokens_to_repay([row for row in rows if row["context"] == n]) for n in lengths}
+    require_equal_arms({str(n): [row for row in rows if row["context"] == n] for n in lengths})
+    slowest = max(lengths, key=lambda n: intervals[n].high if intervals[n].finite else math.inf)
+    extra: dict[str, float | str] = {f"tokens at {n}": intervals[n].point for n in lengths}
+    costs = block_interval([median(row["once_ms"]) for row in rows if row["context"] == lengths[-1]], unit="ms")
+    return [
+        find(repaid, intervals[slowest], profile, f"slowest at {slowest} tokens", extra),
+        find(once, costs, profile, f"at {lengths[-1]} tokens"),
+    ]
+
+
+def tokens_to_repay(rows: list[dict[str, Any]]) -> Interval:
+    """One-time ms over the step time saved, per block. A block that saves nothing makes the interval NaN."""
+    estimates = []
+    for row in rows:
+        require_equal_arms({"dense": row["dense_ms"], "kv": row["kv_ms"]})
+        saved = median(dense - kv for dense, kv in zip(row["dense_ms"], row["kv_ms"], strict=True))
+        estimates.append(median(row["once_ms"]) / saved if saved > 0 else math.nan)
+    return block_interval(estimates, unit="tokens")
+
+
+if __name__ == "__main__":
+    raise SystemExit(run_as_script(__file__))
