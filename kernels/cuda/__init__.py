@@ -6,12 +6,9 @@ a workspace and the one that arrives last (an integer counter says which) adds t
 
 Beyond the common signatures, three operations take over their neighbours, so that a layer is five launches:
 
-    gemv.bind, sparse_gemv.bind, gate_up.bind, gate_up.bind_sparse   norm=Norm(weight, eps): x is the residual
-    stream, RMSNorm is
-                                                                    applied while reading it
-    gemv.bind, sparse_gemv.bind                                      accumulate=True: y += W x (the residual addition)
-    attention.bind_step                                              q/k norm, rotation and append ride on the
-    attention kernel
+    norm=Norm(weight, eps)   gemv, sparse_gemv, gate_up, sparse gate_up: x is the residual stream, normed while read
+    accumulate=True          gemv, sparse_gemv: y += W x, the residual addition
+    attention.bind_step      q/k norm, rotation and append ride on the attention kernel
 
 Selection needs no launch of its own: every program compares its own slice of x with the threshold as it reads it.
 `select_next` and `select` of producers are therefore accepted and unused.
@@ -20,6 +17,10 @@ Overlap. On compute capability 9.0 and later, launches carry programmatic depend
 predecessor drains, loads the weights that do not depend on it, and waits only before touching its results.
 `token.bind_advance` never releases its successor early, so lengths and positions may be read before the wait.
 
-Workspaces and counters are shared by all launches of a device, so run the launches of a process on one stream at a
+Every kernel asks for one split of L1 and shared memory (`common.SHARED_MEMORY_PERCENT`): a multiprocessor drains before
+the split changes, which undoes the overlap between kernels that differ.
+
+A launch owns the small tensors it reads (tile tables, addresses): keep the list of launches as long as a graph made of
+it. Workspaces and counters are shared by all launches of a device, so run the launches of a process on one stream at a
 time.
 """

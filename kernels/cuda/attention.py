@@ -30,7 +30,6 @@ from kernels.selection import Selection
 
 Cache = tuple[torch.Tensor, torch.Tensor]
 Packed = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
-LOG2E = 1.4426950408889634
 
 
 @dataclass(frozen=True)
@@ -51,7 +50,7 @@ class Config:
 
 
 def config(kv_heads: int, dim: int, processors: int) -> Config:
-    """Return the launch configuration, fixed for every context: one program per multiprocessor, blocks dealt in turn."""
+    """Return the launch configuration for every context: one program per multiprocessor, blocks dealt in turn."""
     splits = max(1, processors // kv_heads)
     splits = 1 << (splits.bit_length() - 1)
     block = 128 if dim <= 128 else 64
