@@ -6,7 +6,9 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -51,6 +53,20 @@ def test_heavy_layers_come_before_the_source() -> None:
     for name in copied_before:
         assert name.endswith("/") or (ROOT / name).exists(), name
     assert "pyproject.toml" not in copied_before and not {"artifact", "kernels"} & set(copied_before)
+
+
+def test_the_files_copied_before_the_source_can_do_what_runs_on_them(tmp_path: Path) -> None:
+    """Every module that the early layers import is copied before them; one more import there would break the build."""
+    for name, rest in instructions()[: position("COPY", ". .")]:
+        *sources, target = rest.split()
+        if name == "COPY" and target.endswith("/"):
+            (tmp_path / target).mkdir(exist_ok=True)
+            for source in sources:
+                shutil.copy(ROOT / source, tmp_path / target)
+    code = "import artifact.checkpoints, artifact.text, sys; print(sys.modules['artifact'].__path__[0])"
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert Path(done.stdout.strip()) == tmp_path / "artifact"
 
 
 def test_everything_written_at_run_time_goes_to_tmp() -> None:
