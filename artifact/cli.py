@@ -29,6 +29,13 @@ VERBS = {
     "verify-all": ("artifact.verbs.verify:all_command", "Measure and judge every claim and write the tables."),
     "show": ("artifact.verbs.show:command", "Explain a claim, or show a finished run."),
     "tables": ("artifact.verbs.tables:command", "Render the LaTeX tables of a run again from its samples."),
+    "quality": (
+        "artifact.verbs.quality:command",
+        "Perplexity and retrieval of one configuration of a model.",
+    ),
+    "report": ("artifact.verbs.report:command", "Write page, figures and standard records of a run again; --pdf too."),
+    "compare": ("artifact.verbs.compare:command", "Two runs side by side, with what differs between the machines."),
+    "docs": ("artifact.verbs.docs:command", "Write the generated parts of the documentation again."),
     "bench": ("artifact.verbs.bench:command", "Measure the kernels against the read bandwidth of this machine."),
 }
 EXIT_USAGE, EXIT_INTERRUPTED = 2, 130
