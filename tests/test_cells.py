@@ -121,7 +121,7 @@ def test_a_mode_that_skips_steps_is_an_error(prepared: Prepared, monkeypatch: py
 
 
 def test_fault_25_moving_bytes_faster_than_memory_is_an_error() -> None:
-    row = {"projection_bytes": 1e9, "kv_bytes": 0.0, "head_bytes": 0.0, "ms": [40.0, 10.0], "mode": "kv", "context": 1}
+    row = {"projection_bytes": 1e9, "kv_bytes": 0.0, "head_bytes": 0.0, "ms": [40.0, 10.0, 10.0], "mode": "kv", "context": 1}
     cells.check_bandwidth(row, Bandwidth(80.0, 90.0))
     with pytest.raises(RuntimeError, match=r"100.0 GB/s where memory reads 70.0"):
         cells.check_bandwidth(row, Bandwidth(60.0, 70.0))

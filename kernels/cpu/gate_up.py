@@ -14,7 +14,7 @@ import torch
 
 from kernels import Launch
 from kernels.cpu.common import FASTMATH, array, divide, exp32
-from kernels.cpu.sparse_gemv import accumulate, select
+from kernels.cpu.sparse_gemv import EXACT, part_sums, scratch
 from kernels.selection import Selection
 
 
@@ -49,23 +49,16 @@ def _dense(x, w, gate, up, act, parts):  # type: ignore[no-untyped-def]
         _silu_product(gate, up, act, low, high)
 
 
-@numba.njit(parallel=True, fastmath=FASTMATH, cache=True)
-def _sparse(x, w, thresholds, gate_up, act, kept, parts):  # type: ignore[no-untyped-def]
-    depth, width = x.shape[0], act.shape[0]
-    for p in numba.prange(parts.shape[0]):
-        low, high = parts[p, 0], parts[p, 1]
-        index = np.empty(depth + 1, dtype=np.int64)
-        value = np.empty(depth + 1, dtype=np.float32)
-        count = select(x, thresholds[0], index, value)
-        if low == 0:
-            kept[0] = count
-        accumulate(index, value, count, w, low, high, gate_up)
-        if thresholds[1] != thresholds[0]:
-            count = select(x, thresholds[1], index, value)
-        if low == 0:
-            kept[1] = count
-        accumulate(index, value, count, w, width + low, width + high, gate_up)
-        _silu_product(gate_up[:width], gate_up[width:], act, low, high)
+@numba.njit(parallel=True, fastmath=EXACT, cache=True)
+def _sparse(x, w, thresholds, segments, act, kept, index, value, sums):  # type: ignore[no-untyped-def]
+    parts, width = sums.shape[0], act.shape[0]
+    for p in numba.prange(parts):
+        part_sums(x, w, thresholds, segments, kept, p, parts, index[p], value[p], sums[p])
+    total = sums[0]
+    for p in range(1, parts):
+        for n in range(2 * width):
+            total[n] += sums[p, n]
+    _silu_product(total[:width], total[width:], act, 0, width)
 
 
 def _parts(width: int) -> np.ndarray:
@@ -83,14 +76,13 @@ def bind_sparse(
     x: torch.Tensor, w_in: torch.Tensor, act: torch.Tensor, selection: Selection, select_next: Selection | None = None
 ) -> Launch:
     """Bind the thresholded form; `select_next` is ignored, the CPU's next projection selects for itself."""
-    width = act.shape[0]
     return functools.partial(
         _sparse,
         array("x", x),
         array("w_in", w_in),
         array("thresholds", selection.thresholds),
-        np.empty(2 * width, dtype=np.float32),
+        np.array(selection.segments, dtype=np.int64),
         array("act", act),
         array("kept", selection.kept, torch.int32),
-        _parts(width),
+        *scratch(*w_in.shape),
     )
