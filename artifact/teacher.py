@@ -131,6 +131,27 @@ def _layers(
     return hidden, queries, appended
 
 
+class Layerwise:
+    """Single layers on tokens (m,) that follow `cache`: inputs[i] (m, H) is what layer i reads in a dense pass."""
+
+    def __init__(self, weights: Weights, cache: KVCache, tokens: torch.Tensor) -> None:
+        self._weights, self._cache = weights, cache
+        count = int(tokens.shape[0])
+        at = torch.arange(cache.tokens, cache.tokens + count, device=weights.device, dtype=torch.float32)
+        self._angles = at[:, None] * weights.inv_freq
+        self.inputs = [weights.embedding[tokens].float()]
+        for index in range(weights.shape.layers - 1):
+            self.inputs.append(self.output(index, None))
+
+    @torch.inference_mode()
+    def output(self, index: int, thresholds: torch.Tensor | None) -> torch.Tensor:
+        """Return (m, H): the output of layer `index` on its dense input, with one threshold per projection (7,)."""
+        hidden = self.inputs[index].clone()
+        seen = _retained(self._cache, index)
+        _layer(self._weights, self._weights.layers[index], hidden, self._angles, seen, thresholds, _Counter())
+        return hidden
+
+
 @dataclass(frozen=True)
 class _Retained:
     """Entries of one layer that the block may read: keys, values (kv_heads, longest, d), lengths (kv_heads,)."""
