@@ -31,9 +31,8 @@ def opened(machine: str) -> Iterator[Path]:
     from artifact.verify import derive
 
     if machine not in machines():
-        raise UserError(
-            f"no run is recorded for {machine!r}; there are {', '.join(machines()) or 'none'} under paper_tables/recorded"
-        )
+        known = ", ".join(machines()) or "none"
+        raise UserError(f"no run is recorded for {machine!r}; under paper_tables/recorded there are: {known}")
     with tempfile.TemporaryDirectory(prefix="recorded-") as scratch:
         folder = Path(scratch)
         _unpack(FOLDER / machine, folder)

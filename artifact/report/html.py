@@ -51,17 +51,21 @@ def render(stored: Stored, plots: Sequence[Plot] = (), missing: Mapping[str, str
     recorded = recorded_results()
     cards = [_card(stored, name, claim, recorded) for name, claim in stored.claims.items()]
     verdicts = [card["verdict"] for card in cards]
-    return _environment().get_template("report.html.j2").render(
-        stored=stored,
-        cards=cards,
-        counts=[(verdict, verdicts.count(verdict.value)) for verdict in Verdict if verdict.value in verdicts],
-        marks={verdict.value: mark for verdict, mark in MARKS.items()},
-        meanings=[(verdict.value, meaning) for verdict, meaning in MEANINGS.items()],
-        figures=[_figure(plot) for plot in plots],
-        missing=sorted((missing or {}).items()),
-        caveats=_caveats(stored),
-        recorded=sorted(recorded),
-        system=flat({key: value for key, value in stored.system.items() if key != "schema"}),
+    return (
+        _environment()
+        .get_template("report.html.j2")
+        .render(
+            stored=stored,
+            cards=cards,
+            counts=[(verdict, verdicts.count(verdict.value)) for verdict in Verdict if verdict.value in verdicts],
+            marks={verdict.value: mark for verdict, mark in MARKS.items()},
+            meanings=[(verdict.value, meaning) for verdict, meaning in MEANINGS.items()],
+            figures=[_figure(plot) for plot in plots],
+            missing=sorted((missing or {}).items()),
+            caveats=_caveats(stored),
+            recorded=sorted(recorded),
+            system=flat({key: value for key, value in stored.system.items() if key != "schema"}),
+        )
     )
 
 
@@ -134,8 +138,17 @@ def _recorded(name: str, predicate: str, recorded: Recorded) -> list[tuple[str, 
 
 def _figure(plot: Plot) -> dict[str, str]:
     png = next(path for path in plot.files if path.suffix == ".png")
-    data = base64.b64encode(png.read_bytes()).decode("ascii")
-    return {"name": plot.name, "title": plot.title, "alt": plot.alt, "data": f"data:image/png;base64,{data}"}
+    content = png.read_bytes()
+    data = base64.b64encode(content).decode("ascii")
+    # The header of a PNG holds its width in pixels; all figures are shown at one scale.
+    width = round(0.72 * int.from_bytes(content[16:20], "big"))
+    return {
+        "name": plot.name,
+        "title": plot.title,
+        "alt": plot.alt,
+        "data": f"data:image/png;base64,{data}",
+        "width": str(width),
+    }
 
 
 def _caveats(stored: Stored) -> list[str]:

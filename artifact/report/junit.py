@@ -60,7 +60,9 @@ def _case(suite: ET.Element, name: str, finding: Mapping[str, Any]) -> ET.Elemen
 def _whole_claim(suite: ET.Element, name: str, claim: Mapping[str, Any]) -> ET.Element:
     case = ET.SubElement(suite, "testcase", name="the claim as a whole", classname=_text(f"claims.{name}"))
     element = "error" if claim["verdict"] == Verdict.ERROR else "skipped"
-    ET.SubElement(case, element, type=str(claim["verdict"]), message=_text(claim["reason"] or "no predicate was judged"))
+    ET.SubElement(
+        case, element, type=str(claim["verdict"]), message=_text(claim["reason"] or "no predicate was judged")
+    )
     return case
 
 

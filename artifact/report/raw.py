@@ -21,7 +21,7 @@ HIDDEN = ("claim", "profile", "cell", "block")
 
 @dataclass(frozen=True)
 class RawTable:
-    """Columns and rows as text. `lines` are line numbers in samples.jsonl; `left_out` counts rows that are not shown."""
+    """Columns and rows as text. `lines`: line numbers in samples.jsonl; `left_out`: how many rows are not shown."""
 
     columns: tuple[str, ...]
     lines: tuple[int, ...]

@@ -1,4 +1,7 @@
-"""`artifact tables RUN`: judge a run again from its samples and render its tables; the same bytes every time."""
+"""`artifact tables RUN`: judge a run again from its samples and render its tables; the same bytes every time.
+
+`artifact tables --recorded MACHINE` does so for a run that ships with the repository; its figures are marked as such.
+"""
 
 from __future__ import annotations
 
@@ -12,15 +15,28 @@ from artifact.verify import derive
 
 
 @click.command("tables")
-@click.argument("run", metavar="RUN")
+@click.argument("run", metavar="[RUN]", required=False)
+@click.option(
+    "--recorded", metavar="MACHINE", help="Render the run recorded on this machine, shipped with the artifact."
+)
 @click.option("--table", "wanted", multiple=True, metavar="NAME", help="Only this table; may be repeated.")
-def command(run: str, wanted: tuple[str, ...]) -> int:
+def command(run: str | None, recorded: str | None, wanted: tuple[str, ...]) -> int:
     """Derive results and LaTeX tables of the folder RUN again from its raw samples."""
+    from paper_tables.recorded import opened
     from paper_tables.render import render_run
 
-    folder = run_folder(run)
+    if (run is None) == (recorded is None):
+        raise UserError("give either the folder RUN or --recorded MACHINE; `artifact tables --help` explains both")
+    if recorded is not None:
+        with opened(recorded) as folder:
+            out = Path("runs") / f"recorded-{recorded}" / "tables"
+            return _report(*render_run(folder, list(wanted) or None, out=out, origin="recorded"))
+    folder = run_folder(run or "")
     derive(folder)
-    written, skipped = render_run(folder, list(wanted) or None)
+    return _report(*render_run(folder, list(wanted) or None))
+
+
+def _report(written: list[Path], skipped: dict[str, str]) -> int:
     for path in written:
         click.echo(os.path.relpath(path))
     for name, reason in skipped.items():

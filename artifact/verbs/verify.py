@@ -81,6 +81,7 @@ def execute(names: Sequence[str], options: Options) -> int:
     if path.exists() and not path.is_dir():
         raise UserError(f"--run {path} is a file; give a folder")
     from artifact.report import console
+    from artifact.report.write import write_reports
 
     budget_s = None if options.minutes is None else 60 * options.minutes
     with _open(path, profile, options.quick, budget_s) as run:
@@ -94,9 +95,11 @@ def execute(names: Sequence[str], options: Options) -> int:
         code = exit_code(outcomes)
         tables, skipped, sound = _tables(run)
         code = code if sound else EXIT_ERROR
+        reports, missing = write_reports(path, skipped)
     if not options.as_json:
         console.card(outcomes)
         _footer(path, tables, skipped)
+        _report_lines(path, reports, missing)
     click.echo(json.dumps(summary(path, outcomes, code), separators=(",", ":"), sort_keys=True))
     return code
 
@@ -142,6 +145,15 @@ def _footer(path: Path, tables: Sequence[Path], skipped: dict[str, str]) -> None
         click.echo(f"table  {_relative(table)}")
     for name, reason in skipped.items():
         click.echo(f"table  {name} not made: {reason}")
+
+
+def _report_lines(path: Path, reports: Sequence[Path], missing: dict[str, str]) -> None:
+    """Figures by name, the page, and what was not made; the other records lie beside the page."""
+    for report in reports:
+        if report.suffix in (".pdf", ".html"):
+            click.echo(f"{'figure' if report.suffix == '.pdf' else 'page  '} {_relative(report)}")
+    for name, reason in missing.items():
+        click.echo(f"       {name} not made: {reason}")
     click.echo(f"run    {_relative(path)}")
 
 
