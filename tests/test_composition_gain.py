@@ -18,7 +18,7 @@ from artifact.stats import Verdict
 from artifact.verify import summarise
 from claims import composition_gain as claim
 
-PROFILE = Profile("embedded", "model.gguf", "cpu", "float32", None, 2)
+PROFILE = Profile("paper", "model", "cpu", "float32", None, 2)
 SHAPE = known_shape("SmolLM2-135M")
 CONTEXT, BLOCKS, STEPS = 4096, 5, 20
 Row = dict[str, Any]
@@ -141,6 +141,7 @@ def ratio_ignored(rows: list[Row]) -> None:
         (composition_pays, "composition is fastest"),
         (composition_pays, "gain of the composition"),
         (one_slow_block, "gain in every block"),
+        (one_slow_block, "gain where the selection is affordable"),
         (ratio_ignored, "gain of the composition"),
     ],
 )
@@ -156,8 +157,7 @@ def test_retrieval_of_a_selected_composition_that_fails_is_seen(rows: list[Row])
     for row in changed:
         if row.get("kind") == "answer" and "+" in row["label"]:
             row["outcome"] = "distractor"
-    paper = Profile("paper", "model", "cuda", "float16", None, 2)
-    found = {finding.predicate.name: finding for finding in claim.judge(changed, paper)}
+    found = {finding.predicate.name: finding for finding in claim.judge(changed, PROFILE)}
     assert found["selected configurations retrieve"].verdict is Verdict.CONTRADICTED
 
 
@@ -185,3 +185,10 @@ def test_the_screen_never_decides_a_gain(rows: list[Row]) -> None:
         if row["cell"] == "screen-0":
             row["ms"] = [value * 0.5 for value in row["ms"]]
     assert claim.judge(changed, PROFILE)[1].interval == before
+
+
+def test_on_a_small_model_the_tight_budgets_are_observed_and_the_wide_one_is_asserted(rows: list[Row]) -> None:
+    embedded = Profile("embedded", "model.gguf", "cpu", "float32", None, 2)
+    found = {finding.predicate.name: finding.verdict for finding in claim.judge(rows, embedded)}
+    assert found["gain of the composition"] is found["gain in every block"] is Verdict.OBSERVED
+    assert found["composition is fastest"] is found["gain where the selection is affordable"] is Verdict.REPRODUCED
