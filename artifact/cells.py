@@ -42,12 +42,15 @@ BANDWIDTH_SLACK = 1.25  # reading faster than memory by more than this means tha
 Row = dict[str, Any]
 
 
-def member(context: int, r_p: float = 1.0, r_kv: float = 1.0, method: str = "snapkv", path: str = "splitk") -> Row:
+def member(
+    context: int, r_p: float = 1.0, r_kv: float = 1.0, method: str = "snapkv", path: str = "splitk", part: str = "all"
+) -> Row:
     """One decoder of a group: context in tokens, requested keep ratios (1 reads everything), KV method, attention path.
 
-    method: snapkv or window; path: a name of `artifact.attention_paths`.
+    method: snapkv or window; path: a name of `artifact.attention_paths`; part: what the row is for, copied into it.
     """
-    return {"context": context, "r_p": r_p, "r_kv": r_kv, "method": method if r_kv < 1 else "none", "path": path}
+    method = method if r_kv < 1 else "none"
+    return {"context": context, "r_p": r_p, "r_kv": r_kv, "method": method, "path": path, "part": part}
 
 
 def mode_name(r_p: float, r_kv: float) -> str:

@@ -1,12 +1,13 @@
-"""Which cells locate a crossing: per block one sweep process, then one crossing process at other contexts.
+"""Which cells locate a crossing: a pilot that chooses contexts, then blocks of one fresh process each.
 
-The first block's sweep decides the contexts of the crossing cells of all blocks: around its predicted crossings.
-Sweep and crossing of a block follow each other in time, so slow drift of the machine falls on a prediction and its
-measurement alike.
+A block holds a sweep, at the shortest and the longest context, and crossing rows at contexts around the crossings
+that the pilot predicted. Costs and prediction come from the sweep rows, the measured crossing from the others; slow
+drift of the machine falls on a prediction and its measurement alike.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -22,7 +23,8 @@ from artifact.shapes import Shape, known_shape
 from artifact.stats import Verdict
 
 TASK = "artifact.cells:decode"
-SPREAD = (0.85, 1.0, 1.15)
+SPREAD = (0.8, 1.0, 1.2)
+PILOT_STEPS = 10
 SHORTEST_TOKENS = 1024
 
 
@@ -62,24 +64,22 @@ def model_shape(profile: Profile) -> Shape:
 def measure_blocks(
     run: Run, plan: Plan, blocks: int, most: int, judge: Callable[[list[Row], Profile], list[Finding]]
 ) -> None:
-    """Measure `blocks` blocks, then more, up to `most`, while a predicate is inconclusive and the time budget lasts."""
+    """Measure a pilot and `blocks` blocks, then more, up to `most`, while a predicate is inconclusive and time is
+    left.
+    """
     shape = model_shape(run.profile)
     longest = longest_context(shape, plan.steps, is_name(run.profile.model))
     if longest <= 2 * SHORTEST_TOKENS:
         raise NotRun(f"the window of {shape.window} tokens is too short for a sweep from {SHORTEST_TOKENS} tokens")
-    contexts: dict[tuple[float, float], list[int]] = {}
-    run.expect(2 * blocks)
-    for block in range(most):
+    run.expect(1 + blocks)
+    pilot = run.measure([pilot_cell(run.profile, plan, longest)])
+    contexts = crossing_contexts(pilot, plan, shape, longest)
+    run.measure([block_cell(run.profile, plan, longest, block, contexts) for block in range(blocks)])
+    for block in range(blocks, most):
         left = run.time_left_s()
-        sweep = run.measure([sweep_cell(run.profile, plan, longest, block)])
-        if not contexts:
-            contexts = crossing_contexts(sweep, plan, shape, longest)
-        run.measure([crossing_cell(run.profile, plan, longest, block, contexts)])
-        taken = left - run.time_left_s()
-        if block + 1 >= blocks and (
-            run.time_left_s() < taken or not undecided(judge(run.rows(plan.claim), run.profile))
-        ):
+        if not undecided(judge(run.rows(plan.claim), run.profile)) or left < (run.deadline_s - left) / block:
             return
+        run.measure([block_cell(run.profile, plan, longest, block, contexts)])
 
 
 def undecided(findings: list[Finding]) -> bool:
@@ -87,42 +87,43 @@ def undecided(findings: list[Finding]) -> bool:
     return any(finding.verdict is Verdict.INCONCLUSIVE for finding in findings)
 
 
-def sweep_cell(profile: Profile, plan: Plan, longest: int, block: int) -> Cell:
-    """All modes at the shortest and the longest context, all alive together: kernel costs and the slope of dense
-    decoding.
-    """
-    first = plan.pairs[0]
-    settings = [
-        (1.0, 1.0),
-        *((r_p, 1.0) for r_p in _ratios(plan, 0)),
-        *((1.0, r_kv) for r_kv in _ratios(plan, 1)),
-        first,
-    ]
-    group = [member(n, r_p, r_kv) for n in (SHORTEST_TOKENS, longest) for r_p, r_kv in settings]
-    params = request(profile, [group], plan.steps, longest)
-    return Cell(plan.claim, f"sweep-{block}", TASK, params, block)
+def pilot_cell(profile: Profile, plan: Plan, longest: int) -> Cell:
+    """A short sweep that only chooses the contexts of the blocks; no verdict reads it."""
+    steps = max(PILOT_STEPS, plan.steps // 4)
+    return Cell(plan.claim, "pilot", TASK, request(profile, [sweep_group(plan, longest, "pilot")], steps, longest))
 
 
-def crossing_contexts(sweep: list[Row], plan: Plan, shape: Shape, longest: int) -> dict[tuple[float, float], list[int]]:
-    """Contexts of the crossing cells: around the prediction that the first sweep gives for each pair."""
+def sweep_group(plan: Plan, longest: int, part: str) -> list[Row]:
+    """All modes at the shortest and the longest context: kernel costs and the slope of dense decoding."""
+    single = [*((r_p, 1.0) for r_p in _ratios(plan, 0)), *((1.0, r_kv) for r_kv in _ratios(plan, 1))]
+    settings = [(1.0, 1.0), *single, plan.pairs[0]]
+    return [member(n, r_p, r_kv, part=part) for n in (SHORTEST_TOKENS, longest) for r_p, r_kv in settings]
+
+
+def crossing_contexts(pilot: list[Row], plan: Plan, shape: Shape, longest: int) -> dict[tuple[float, float], list[int]]:
+    """Contexts of the crossing rows: around the prediction that the pilot gives for each pair, else around n*."""
     found = {}
     for r_p, r_kv in plan.pairs:
-        predicted = predict(sweep, r_p, r_kv, _n_star(shape, r_p, r_kv, sweep[0])).tokens
+        star = _n_star(shape, r_p, r_kv, pilot[0])
+        predicted = predict(pilot, r_p, r_kv, star).tokens
+        centre = predicted if math.isfinite(predicted) else star
         low = SHORTEST_TOKENS + GRID_TOKENS
-        found[r_p, r_kv] = around(predicted, SPREAD, GRID_TOKENS, low, longest - GRID_TOKENS)
+        found[r_p, r_kv] = around(centre, SPREAD, GRID_TOKENS, low, longest - GRID_TOKENS)
     return found
 
 
-def crossing_cell(
+def block_cell(
     profile: Profile, plan: Plan, longest: int, block: int, contexts: dict[tuple[float, float], list[int]]
 ) -> Cell:
-    """Both branches of every pair at the contexts around its crossing; the members of a pair are alive together."""
-    groups = [
-        [one for n in contexts[r_p, r_kv] for one in (member(n, r_p, 1.0), member(n, 1.0, r_kv))]
-        for r_p, r_kv in plan.pairs
-    ]
-    params = request(profile, groups, plan.steps, longest)
-    return Cell(plan.claim, f"crossing-{block}", TASK, params, block)
+    """One fresh process: the sweep, then both branches of every pair at the contexts around its crossing.
+
+    The members of a group are alive together and interleaved step by step.
+    """
+    groups = [sweep_group(plan, longest, "sweep")]
+    for r_p, r_kv in plan.pairs:
+        pair = ((r_p, 1.0), (1.0, r_kv))
+        groups.append([member(n, *mode, part="crossing") for n in contexts[r_p, r_kv] for mode in pair])
+    return Cell(plan.claim, f"block-{block}", TASK, request(profile, groups, plan.steps, longest), block)
 
 
 def _ratios(plan: Plan, which: int) -> list[float]:

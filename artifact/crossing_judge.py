@@ -1,7 +1,7 @@
 """Verdicts on crossings from stored rows: one estimate per block, an interval over blocks, a region from the model's
 own n*.
 
-Pure: reads rows, measures nothing. A block counts when both of its cells are there; its estimate compares the
+Pure: reads rows, measures nothing. Each block is one process; its estimate compares the
 crossing with the prediction of the same block, so that a machine that is slow for a minute is slow for both.
 """
 
@@ -57,7 +57,7 @@ class Judgement:
         means.
         """
         if not self.blocks:
-            return not_run(predicate, "no block holds both a sweep and a crossing cell")
+            return not_run(predicate, "no block holds both sweep and crossing rows")
         star, predictions, measured = self.n_star(r_p, r_kv), self.predictions(r_p, r_kv), self.measured(r_p, r_kv)
         width = share * star
         region = Region(-width, width, predicate.region.reason, "tokens")
@@ -85,7 +85,7 @@ class Judgement:
     def order(self, predicate: Predicate, pairs: Sequence[tuple[float, float]]) -> Finding:
         """Smallest distance between neighbours, in the order of their byte crossovers."""
         if not self.blocks:
-            return not_run(predicate, "no block holds both a sweep and a crossing cell")
+            return not_run(predicate, "no block holds both sweep and crossing rows")
         ordered = sorted(pairs, key=lambda pair: self.n_star(*pair))
         located = [self.measured(*pair) for pair in ordered]
         gaps = [min(b - a for a, b in itertools.pairwise(one)) for one in zip(*located, strict=True)]
@@ -94,7 +94,7 @@ class Judgement:
     def ratio_at_end(self, predicate: Predicate, pair: tuple[float, float], longest: bool) -> Finding:
         """The trailing branch's step time over the leading one's at the shortest or longest swept context."""
         if not self.sweeps:
-            return not_run(predicate, "no sweep cell was measured")
+            return not_run(predicate, "no sweep was measured")
         r_p, r_kv = pair
         ratios = []
         for block in sorted(self.sweeps):
@@ -136,7 +136,7 @@ class Judgement:
 def _by_block(rows: Sequence[Row], part: str) -> dict[int, list[Row]]:
     found: dict[int, list[Row]] = {}
     for row in rows:
-        if str(row.get("cell", "")).startswith(f"{part}-"):
+        if row.get("part") == part:
             found.setdefault(int(row["block"]), []).append(row)
     return found
 

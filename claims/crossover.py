@@ -2,9 +2,9 @@
 
 The paper finds every measured crossing within 4.1K tokens of its cost-aware prediction on A100, 5.5% of the 74.3K
 byte crossover it was measured around. Measured here: a dense prefill of real text, forked per mode; 50 decode steps
-with all modes and contexts of a group interleaved step by step, in fresh processes. A block is one sweep process,
-which gives the kernel costs and the prediction, and one crossing process at other contexts, which gives the measured
-crossing; the difference is judged over blocks.
+with all modes and contexts of a group interleaved step by step, in fresh processes. A block is one process: a sweep,
+which gives the kernel costs and the prediction, and rows at other contexts, which give the measured crossing; the
+difference is judged over blocks.
 
     python claims/crossover.py [--quick] [--profile embedded|gpu|paper] [--model PATH]
 """

@@ -46,7 +46,8 @@ def rows_of(times: Times, blocks: int = 5, noise: float = 0.004, seed: int = 0, 
         level = times(r_p, r_kv, n) * (1 + noise * rng.standard_t(4, size=40))
         mode = {(0, 0): "dense", (1, 0): "projection", (0, 1): "kv", (1, 1): "both"}[r_p < 1, r_kv < 1]
         return {
-            "cell": f"{cell}-{block}", "block": block, "context": n, "r_p": r_p, "r_kv": r_kv, "mode": mode,
+            "cell": f"block-{block}", "part": cell, "block": block,
+            "context": n, "r_p": r_p, "r_kv": r_kv, "mode": mode,
             "ms": level.tolist(), "counted_r_p": r_p, "counted_r_kv": r_kv, "shape": dataclasses.asdict(SHAPE),
             "weight_bits": 32, "kv_bits": 32, "read_gbps": BANDWIDTH_GBPS, "projection_bytes": 1.0, "kv_bytes": 1.0,
             "head_bytes": 1.0, "origin": "live", "text": "simulated",
@@ -83,11 +84,11 @@ def test_prediction_and_crossing_equal_the_closed_form_without_noise() -> None:
     for r_p, r_kv in crossover.PAIRS:
         star = n_star(SHAPE, Setting(r_p, r_kv, weight_bits=32, kv_bits=32))
         expected = star - (1.5 - 0.3) / (per_token * (1 - r_kv))
-        sweep = [row for row in rows if row["cell"].startswith("sweep")]
+        sweep = [row for row in rows if row["part"] == "sweep"]
         found = crossing.predict(sweep, r_p, r_kv, star)
         assert found.tokens == pytest.approx(expected, rel=1e-9)
         assert found.cost_p_ms == pytest.approx(1.5) and found.cost_kv_ms == pytest.approx(0.3)
-        around = [row for row in rows if row["cell"].startswith("crossing")]
+        around = [row for row in rows if row["part"] == "crossing"]
         assert crossing.locate(around, r_p, r_kv) == pytest.approx(expected, rel=1e-9)
 
 
@@ -118,7 +119,7 @@ def kv_ratio_ignored(row: Row) -> None:
 
 def stale_cache(row: Row) -> None:
     """The KV mode of a crossing cell decodes on the cache of a 1K prompt, whatever its context."""
-    if row["mode"] == "kv" and row["cell"].startswith("crossing"):
+    if row["mode"] == "kv" and row["part"] == "crossing":
         row["ms"] = [honest()(1.0, row["r_kv"], 1024) + 1e-3 * i for i in range(40)]
 
 
@@ -137,7 +138,7 @@ def swapped_timer(row: Row) -> None:
 
 def wrong_mask(row: Row) -> None:
     """The KV mode reads a window of half the entries it claims."""
-    if row["mode"] == "kv" and row["cell"].startswith("crossing"):
+    if row["mode"] == "kv" and row["part"] == "crossing":
         row["ms"] = [honest()(1.0, row["r_kv"] / 2, row["context"]) - 1.0 + 1e-3 * i for i in range(40)]
 
 
