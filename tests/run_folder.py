@@ -36,7 +36,7 @@ def crossover_rows() -> list[Row]:
 
 def baseline_rows(blocks: int = 3) -> list[Row]:
     """A window of 30% against dense decoding by three paths, at the longest context of the simulated sweep."""
-    sweep = [row for row in rows_of(honest(), blocks) if row["cell"].startswith("sweep") and row["context"] == 7936]
+    sweep = [row for row in rows_of(honest(), blocks) if row["part"] == "sweep" and row["context"] == 7936]
     factors = {"masked": 3.1, "fused": 1.6, "splitk": 1.0}
     rows = []
     for block in range(blocks):

@@ -20,7 +20,7 @@ TITLE = "Speedup over dense decoding against context, with byte bounds"
 def draw(rows: Sequence[Row], results: Mapping[str, Any], figure: Figure) -> str:
     """Return the text alternative. Without rows of speedup_bounds the sweep rows of crossover are drawn."""
     own = series.timed([row for row in rows if row["claim"] == "speedup_bounds"])
-    swept = [row for row in rows if row["claim"] == "crossover" and str(row["cell"]).startswith("sweep-")]
+    swept = [row for row in rows if row["claim"] == "crossover" and row.get("part") == "sweep"]
     used = own or series.timed(swept)
     pair = series.nominal_pair(used)
     gains = series.gains(used, pair)
