@@ -22,6 +22,9 @@ from artifact.retrieval import Prompt, Writer, answer_tokens, grade
 from artifact.workbench import ROWS, Workbench, prefilled
 
 Row = dict[str, Any]
+# An answer is some seven digit tokens, whose activations are not those of running text: 44% was read at 50% keep. A
+# branch that ran dense, or with another ratio of a sweep's ends, is still farther off than this.
+ANSWER_R_P_TOLERANCE = 0.15
 
 
 def ask(
@@ -83,14 +86,14 @@ def _answer(
     steps = answer_tokens(prompt)
     branch = configurations.bind(arm, bench.weights, bench.calibration, cache, queries, steps)
     generated, r_p = _generate(bench, prompt.tokens, cache, branch, steps)
-    configurations.check_r_p(arm, r_p)
+    configurations.check_r_p(arm, r_p, ANSWER_R_P_TOLERANCE)
     return generated, branch, r_p
 
 
 def _generate(
-    bench: Workbench, tokens: torch.Tensor, cache: KVCache, branch: Branch, steps: int, given: int = 0
+    bench: Workbench, tokens: torch.Tensor, cache: KVCache, branch: Branch, steps: int
 ) -> tuple[list[int], float]:
-    """Decode tokens[cache.tokens:] as given, then `steps` greedy tokens, on the cache's own spare slots.
+    """Read tokens[cache.tokens:-1] under the branch, then decode `steps` greedy tokens, on the cache's spare slots.
 
     Every branch of a prompt writes the same slots behind the prompt, which none of them reads before writing; the
     position is restored at the end, so no branch sees another.
@@ -101,11 +104,9 @@ def _generate(
     steps = max(0, min(steps, room))
     buffer = torch.zeros(length + steps + 1, dtype=torch.int64, device=bench.weights.device)
     buffer[:length] = tokens
-    if feed:
-        teacher_decoder = Decoder(bench.weights, cache, buffer, branch.thresholds, branch.packed)
-        teacher_decoder.check_room(feed)
-        for _ in range(feed):
-            teacher_decoder.step()
+    if feed > 0:
+        given = tokens[start : start + feed].to(bench.weights.device)
+        teacher.extend(bench.weights, cache, given, 0, branch.thresholds, branch.packed)
     r_p = 1.0
     if steps:
         decoder = Decoder(bench.weights, cache, buffer, branch.thresholds, branch.packed, greedy=True)
@@ -125,20 +126,21 @@ def _second_turn(
     queries: list[torch.Tensor],
     arms: Sequence[Configuration],
 ) -> Iterator[Row]:
-    """Yield turn 2 of a multi-key prompt: with the selection of the first question, and scored again for the second."""
+    """Yield turn 2 of a multi-key prompt: with the selection of the first question, and scored again for the second.
+
+    Of the arms, dense decoding and pure selections take it.
+    """
     turn, second = writer.second_turn(prompt)
     steps = answer_tokens(second)
     reserve = len(turn) + steps + 1
-    for arm in arms:
-        if arm.method != "snapkv" and arm.kind != "dense":
-            continue
+    selections = [arm for arm in arms if arm.method == "snapkv" and arm.r_p == 1]
+    for arm in [*(arm for arm in arms if arm.kind == "dense"), *selections]:
         branch = configurations.bind(arm, bench.weights, bench.calibration, cache, queries, reserve)
         generated, r_p = _generate(bench, second.tokens, cache, branch, steps)
         yield _row(bench, second, arm, (generated, branch, r_p), 2, "stale")
     rescored = _continue_to(bench, cache, second.tokens[:-1], len(prompt.tokens) - ROWS)
-    for arm in arms:
-        if arm.method == "snapkv":
-            yield _row(bench, second, arm, _answer(bench, second, cache, rescored, arm), 2, "rescored")
+    for arm in selections:
+        yield _row(bench, second, arm, _answer(bench, second, cache, rescored, arm), 2, "rescored")
 
 
 def _row(

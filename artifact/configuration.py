@@ -147,12 +147,12 @@ def check_retained(configuration: Configuration, cache: KVCache, packed: PackedC
             raise RuntimeError(f"{configuration.label} retained exactly a sink-plus-recent window, not a selection")
 
 
-def check_r_p(configuration: Configuration, counted: float) -> None:
+def check_r_p(configuration: Configuration, counted: float, tolerance: float = R_P_TOLERANCE) -> None:
     """Raise RuntimeError when the counted share of projection bytes is not the one asked for."""
     if configuration.r_p == 1.0:
         if counted != 1.0:
             raise RuntimeError(f"{configuration.label} read {counted:.3f} of the projections, asked was all")
-    elif abs(counted - configuration.r_p) > R_P_TOLERANCE:
+    elif abs(counted - configuration.r_p) > tolerance:
         raise RuntimeError(
             f"{configuration.label} read {counted:.3f} of the projection bytes, asked was {configuration.r_p}"
         )

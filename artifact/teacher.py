@@ -65,28 +65,52 @@ def forward(
 
 
 @torch.inference_mode()
-def extend(weights: Weights, cache: KVCache, tokens: torch.Tensor, query_rows: int = 0) -> Block:
-    """Append tokens (m,) to a dense prefill; afterwards `cache` is the prefill of the whole.
+def extend(
+    weights: Weights,
+    cache: KVCache,
+    tokens: torch.Tensor,
+    query_rows: int = 0,
+    thresholds: Thresholds | None = None,
+    packed: PackedCache | None = None,
+) -> Block:
+    """Append tokens (m,) to `cache`; without a branch, `cache` is then the dense prefill of the whole.
 
-    Raises UserError when the cache has no room.
+    With a branch, the tokens are what decode steps would have made of them, and `packed` grows as well. Raises
+    UserError when a cache has no room.
     """
     count = int(tokens.shape[0])
     _check_room(weights, cache.tokens + count)
-    if cache.tokens + count > cache.capacity:
-        raise UserError(f"a cache of {cache.capacity} tokens cannot hold {cache.tokens + count}; allocate a larger one")
+    room = cache.capacity - cache.tokens
+    if packed is not None:
+        room = min(room, packed.capacity - int(packed.lengths.max()))
+    if count > room:
+        raise UserError(f"{count} tokens are to be appended, the cache has room for {room}; allocate a larger one")
     hidden: list[torch.Tensor] = []
     kept: list[torch.Tensor] = []
+    counter = _Counter()
     for start in range(0, count, ROWS):
         rows, begin = tokens[start : start + ROWS], cache.tokens
-        out, queries, appended = _layers(weights, cache, begin, rows, None, _Counter(), query_rows)
+        seen = cache if packed is None else packed
+        out, queries, appended = _layers(weights, seen, begin, rows, thresholds, counter, query_rows)
         end = begin + int(rows.shape[0])
         for layer, (k, v) in enumerate(appended):
             cache.keys[layer][:, begin:end] = k
             cache.values[layer][:, begin:end] = v
+            if packed is not None:
+                _append(packed, layer, k, v)
         cache.set_tokens(end)
         hidden.append(out)
         kept = [torch.cat(pair, 1)[:, -query_rows:] for pair in zip(kept, queries, strict=True)] if kept else queries
-    return Block(torch.cat(hidden), kept, 1.0)
+    return Block(torch.cat(hidden), kept, counter.read / counter.dense if thresholds is not None else 1.0)
+
+
+def _append(packed: PackedCache, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
+    """Write (kv_heads, m, d) keys and values behind the entries of every head and advance its length."""
+    count = keys.shape[1]
+    for head, length in enumerate(packed.lengths[layer].tolist()):
+        packed.keys[layer, head, length : length + count] = keys[head]
+        packed.values[layer, head, length : length + count] = values[head]
+    packed.lengths[layer] += count
 
 
 @torch.inference_mode()
