@@ -8,13 +8,14 @@ from typing import Any
 import numpy as np
 
 from artifact.account import Mode, Setting, bound
+from artifact.crossing import quiet_ms
 from artifact.shapes import Shape
 
 Row = dict[str, Any]
 
 
 def gains_by_block(rows: Sequence[Row], paths: Sequence[str]) -> tuple[list[dict[str, float]], list[float]]:
-    """Return per block the median paired gain over each path's dense step, and the byte bound of the KV method.
+    """Return per block the gain over each path's dense step, and the byte bound of the KV method.
 
     Raises ValueError when a block lacks a path or its arms hold different numbers of samples.
     """
@@ -29,8 +30,8 @@ def gains_by_block(rows: Sequence[Row], paths: Sequence[str]) -> tuple[list[dict
             )
         if len({len(row["ms"]) for row in (*dense.values(), sparse)}) != 1:
             raise ValueError(f"block {block} has arms of unequal length")
-        window = np.asarray(sparse["ms"])
-        gains.append({path: float(np.median(np.asarray(dense[path]["ms"]) / window)) for path in paths})
+        window = quiet_ms(np.asarray(sparse["ms"]))
+        gains.append({path: quiet_ms(np.asarray(dense[path]["ms"])) / window for path in paths})
         setting = Setting(1.0, sparse["counted_r_kv"], weight_bits=sparse["weight_bits"], kv_bits=sparse["kv_bits"])
         bounds.append(bound(Shape(**sparse["shape"]), setting, sparse["context"], Mode.KV))
     return gains, bounds

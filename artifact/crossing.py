@@ -1,7 +1,7 @@
 """Locating and predicting the context at which two branches take equal time (crossover, section 4.3 and appendix D).
 
-Measured: the root of a line through the paired gaps T_P - T_KV at contexts around it. Predicted: the byte account
-plus the kernel cost of each branch, taken from sweep rows at other contexts,
+Measured: the root of a line through the gaps T_P - T_KV at contexts around it, T the lower quartile of a run's steps.
+Predicted: the byte account plus the kernel cost of each branch, taken from sweep rows at other contexts,
 
     s      = (1 - r_kv) dT_dense/dn                      growth of the byte-time gap, ms per token
     c_P    = mean over the sweep of  T_P  - T_dense + s n*        (time beyond the byte saving)
@@ -43,13 +43,23 @@ def pick(rows: Sequence[Row], r_p: float, r_kv: float) -> dict[int, np.ndarray]:
     }
 
 
-def paired_gap(a: dict[int, np.ndarray], b: dict[int, np.ndarray]) -> dict[int, float]:
-    """Return per common context the median over rounds of a - b, ms. Raises ValueError when two arms are not paired."""
+def quiet_ms(samples: np.ndarray) -> float:
+    """Return the lower quartile of step times: what else runs on a machine only ever adds time, often to half of the
+    steps.
+    """
+    return float(np.quantile(samples, 0.25))
+
+
+def gap(a: dict[int, np.ndarray], b: dict[int, np.ndarray]) -> dict[int, float]:
+    """Return per common context the quiet time of a minus that of b, ms.
+
+    Both arms were interleaved in the same rounds. Raises ValueError when they hold different numbers of samples.
+    """
     gaps = {}
     for context in sorted(a.keys() & b.keys()):
         if len(a[context]) != len(b[context]) or len(a[context]) == 0:
             raise ValueError(f"at {context} tokens the arms have {len(a[context])} and {len(b[context])} samples")
-        gaps[context] = float(np.median(a[context] - b[context]))
+        gaps[context] = quiet_ms(a[context]) - quiet_ms(b[context])
     return gaps
 
 
@@ -61,12 +71,12 @@ def predict(sweep: Sequence[Row], r_p: float, r_kv: float, n_star: float) -> Pre
     contexts = sorted(dense)
     if len(contexts) < 2:
         raise ValueError(f"the sweep holds dense rows at {contexts}; two contexts are needed for the slope")
-    slope, _ = np.polyfit(contexts, [float(np.median(dense[n])) for n in contexts], 1)
+    slope, _ = np.polyfit(contexts, [quiet_ms(dense[n]) for n in contexts], 1)
     s = float(slope) * (1.0 - r_kv)
-    over_p = paired_gap(pick(sweep, r_p, 1.0), dense)
-    over_kv = paired_gap(pick(sweep, 1.0, r_kv), dense)
-    cost_p = float(np.mean([gap + s * n_star for gap in over_p.values()]))
-    cost_kv = float(np.mean([gap + s * n for n, gap in over_kv.items()]))
+    over_p = gap(pick(sweep, r_p, 1.0), dense)
+    over_kv = gap(pick(sweep, 1.0, r_kv), dense)
+    cost_p = float(np.mean([over + s * n_star for over in over_p.values()]))
+    cost_kv = float(np.mean([over + s * n for n, over in over_kv.items()]))
     return Prediction(s, cost_p, cost_kv, n_star - (cost_p - cost_kv) / s if s > 0 else math.nan)
 
 
@@ -76,7 +86,7 @@ def locate(rows: Sequence[Row], r_p: float, r_kv: float) -> float:
     The gap must change from negative (projection faster) to positive; the root is that of the least-squares line, so
     that the noise of one context does not decide.
     """
-    gaps = paired_gap(pick(rows, r_p, 1.0), pick(rows, 1.0, r_kv))
+    gaps = gap(pick(rows, r_p, 1.0), pick(rows, 1.0, r_kv))
     if len(gaps) < 2:
         return math.nan
     contexts, values = np.array(list(gaps)), np.array(list(gaps.values()))

@@ -24,6 +24,7 @@ from artifact.stats import Verdict
 
 TASK = "artifact.cells:decode"
 SPREAD = (0.8, 1.0, 1.2)
+NARROW = (0.85, 1.15)  # two contexts fix a line; the first pair has three
 PILOT_STEPS = 10
 SHORTEST_TOKENS = 1024
 
@@ -103,12 +104,12 @@ def sweep_group(plan: Plan, longest: int, part: str) -> list[Row]:
 def crossing_contexts(pilot: list[Row], plan: Plan, shape: Shape, longest: int) -> dict[tuple[float, float], list[int]]:
     """Contexts of the crossing rows: around the prediction that the pilot gives for each pair, else around n*."""
     found = {}
-    for r_p, r_kv in plan.pairs:
+    for index, (r_p, r_kv) in enumerate(plan.pairs):
         star = _n_star(shape, r_p, r_kv, pilot[0])
         predicted = predict(pilot, r_p, r_kv, star).tokens
         centre = predicted if math.isfinite(predicted) else star
         low = SHORTEST_TOKENS + GRID_TOKENS
-        found[r_p, r_kv] = around(centre, SPREAD, GRID_TOKENS, low, longest - GRID_TOKENS)
+        found[r_p, r_kv] = around(centre, NARROW if index else SPREAD, GRID_TOKENS, low, longest - GRID_TOKENS)
     return found
 
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from artifact.account import Mode, Setting, bound, n_star
 from artifact.claim import Finding, Predicate, find, not_run
-from artifact.crossing import Prediction, locate, pick, predict
+from artifact.crossing import Prediction, locate, pick, predict, quiet_ms
 from artifact.profiles import Profile
 from artifact.shapes import Shape
 from artifact.stats import Interval, Region, block_interval
@@ -101,7 +101,7 @@ class Judgement:
             p, kv = pick(self.sweeps[block], r_p, 1.0), pick(self.sweeps[block], 1.0, r_kv)
             context = (max if longest else min)(p.keys() & kv.keys())
             upper, lower = (p, kv) if longest else (kv, p)
-            ratios.append(float(np.median(upper[context] / lower[context])))
+            ratios.append(quiet_ms(upper[context]) / quiet_ms(lower[context]))
         return find(predicate, block_interval(ratios, unit="x"), self.profile, extra={"context_tokens": float(context)})
 
     def within_bound(self, predicate: Predicate, mode: str) -> Finding:
@@ -123,9 +123,9 @@ class Judgement:
         return find(predicate, intervals[worst], self.profile, extra=extra)
 
     def gain_and_bound(self, block: int, row: Row) -> tuple[float, float]:
-        """Median paired gain over dense of a sweep row, and its byte bound at the counted keep ratios."""
+        """Gain over dense of a sweep row, and its byte bound at the counted keep ratios."""
         dense = pick(self.sweeps[block], 1.0, 1.0)[int(row["context"])]
-        gain = float(np.median(dense / np.asarray(row["ms"])))
+        gain = quiet_ms(dense) / quiet_ms(np.asarray(row["ms"]))
         counted = self.setting(min(row["counted_r_p"], 1.0), min(row["counted_r_kv"], 1.0))
         return gain, bound(self.shape(), counted, row["context"], MODES[row["mode"]])
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from artifact.account import Mode, Setting, bound, projection_saving
+from artifact.crossing import quiet_ms
 from artifact.shapes import Shape
 
 Row = dict[str, Any]
@@ -17,7 +18,7 @@ MODES = {"projection": Mode.PROJECTION, "kv": Mode.KV, "both": Mode.BOTH}
 
 @dataclass(frozen=True)
 class At:
-    """One context of one block: median dense ms, gain and byte bound per mode, and the projection's kernel cost in ms.
+    """One context of one block: dense ms, gain and byte bound per mode, and the projection's kernel cost in ms.
 
     The cost is its step time beyond the byte saving, T_P - T_dense + dB_P / bandwidth, with the bandwidth that dense
     decoding reaches on projections and cache together in the same round.
@@ -45,8 +46,8 @@ def _at(rows: list[Row]) -> At:
     if missing or len({len(row["ms"]) for row in rows}) != 1:
         raise ValueError(f"at {rows[0]['context']} tokens: missing modes {sorted(missing)} or arms of unequal length")
     dense = by_mode["dense"]
-    times = {mode: np.asarray(row["ms"]) for mode, row in by_mode.items()}
-    dense_ms = float(np.median(times["dense"]))
+    times = {mode: quiet_ms(np.asarray(row["ms"])) for mode, row in by_mode.items()}
+    dense_ms = times["dense"]
     shape, n = Shape(**dense["shape"]), int(dense["context"])
 
     def setting(row: Row) -> Setting:
@@ -55,10 +56,10 @@ def _at(rows: list[Row]) -> At:
 
     read = dense["projection_bytes"] + dense["kv_bytes"] + dense["head_bytes"]
     saved = projection_saving(shape, setting(by_mode["projection"]))
-    over = float(np.median(times["projection"] - times["dense"]))
+    over = times["projection"] - times["dense"]
     return At(
         dense_ms=dense_ms,
-        gain={mode: float(np.median(times["dense"] / times[mode])) for mode in MODES},
+        gain={mode: dense_ms / times[mode] for mode in MODES},
         bound={mode: bound(shape, setting(by_mode[mode]), n, MODES[mode]) for mode in MODES},
         cost_p_ms=over + saved * dense_ms / read,
     )

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 NAME = "baseline_sensitivity"
 R_KV = 0.3
 PATHS = ("masked", "fused", "splitk")
-BLOCKS, STEPS, QUICK_STEPS = 7, 30, 8
+BLOCKS, QUICK_BLOCKS, STEPS, QUICK_STEPS = 7, 5, 30, 8
 EVERYWHERE = frozenset(NAMES)
 PLACE = "section 4.4, Figure 5"
 
@@ -89,7 +89,9 @@ def measure(run: Run) -> None:
     longest = longest_context(model_shape(run.profile), steps, is_name(run.profile.model))
     group = [*(member(longest, path=path) for path in PATHS), member(longest, r_kv=R_KV, method="window")]
     params = request(run.profile, [group], steps, longest)
-    run.measure([Cell(NAME, f"longest-{block}", TASK, params, block) for block in range(BLOCKS)])
+    run.measure(
+        [Cell(NAME, f"longest-{block}", TASK, params, block) for block in range(QUICK_BLOCKS if run.quick else BLOCKS)]
+    )
 
 
 def judge(rows: list[dict[str, Any]], profile: Profile) -> list[Finding]:

@@ -75,7 +75,7 @@ def quality_rows(windows: int = 4) -> list[Row]:
     arms = [(1.0, 1.0, 0.0), (0.7, 1.0, 0.05), (0.6, 1.0, 0.11), (0.5, 1.0, 0.3)]
     arms += [(1.0, 0.3, 0.01), (1.0, 0.2, 0.02), (1.0, 0.1, 0.08), (0.7, 0.3, 0.07)]
     rng = np.random.default_rng(2)
-    rows = []
+    rows: list[Row] = [{"kind": "shape", "shape": crossover_rows()[0]["shape"], "weight_bits": 32, "kv_bits": 32}]
     for window in range(windows):
         noise = rng.normal(0, 0.5, 32)
         for r_p, r_kv, shift in arms:

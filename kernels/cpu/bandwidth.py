@@ -69,10 +69,6 @@ def make_buffer(count: int) -> torch.Tensor:
 
 
 def bind_reads(buffer: torch.Tensor) -> list[Launch]:
-    """Bind the read kernels over a float32 buffer: one part a thread, and 256 parts (a few MB each) as weights lie."""
+    """Bind the read kernels over a float32 buffer cut into 256 parts, a few MB each, as weights lie."""
     data = array("buffer", buffer)
-    return [
-        functools.partial(kernel, data, np.empty(parts, dtype=np.float32))
-        for kernel in (_one, _four, _eight)
-        for parts in (numba.get_num_threads(), 256)
-    ]
+    return [functools.partial(kernel, data, np.empty(256, dtype=np.float32)) for kernel in (_one, _four, _eight)]

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from artifact.account import Mode, Setting, bound
-from artifact.crossing import paired_gap, pick
+from artifact.crossing import gap, pick
 from artifact.samples import Row
 from artifact.shapes import Shape
 from artifact.stats import Interval, block_interval, bootstrap
@@ -67,12 +67,12 @@ def bounds(rows: Sequence[Row], mode: str, pair: tuple[float, float], contexts: 
 
 
 def gaps(per_block: Mapping[int, Sequence[Row]], pair: tuple[float, float]) -> dict[int, Interval]:
-    """Per context the gap T_P - T_KV (ms, median over rounds), over blocks."""
+    """Per context the gap T_P - T_KV (ms, quiet times), over blocks."""
     found: dict[int, list[float]] = {}
     for block in sorted(per_block):
         rows = per_block[block]
-        for context, gap in paired_gap(pick(rows, pair[0], 1.0), pick(rows, 1.0, pair[1])).items():
-            found.setdefault(context, []).append(gap)
+        for context, gap_ms in gap(pick(rows, pair[0], 1.0), pick(rows, 1.0, pair[1])).items():
+            found.setdefault(context, []).append(gap_ms)
     return {context: block_interval(values, unit="ms") for context, values in sorted(found.items())}
 
 
