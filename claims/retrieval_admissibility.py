@@ -6,7 +6,7 @@ multi-key prompts (four similar codes, one asked for), a second turn with the se
 a fresh one, and the perplexity of both branches on the same windows. The selection's parameters were chosen on other
 text and other codes; those rows are kept as a sensitivity.
 
-    python claims/retrieval_admissibility.py [--quick]
+    python claims/retrieval_admissibility.py [--quick | --minutes 10]
 """
 
 from __future__ import annotations
@@ -30,7 +30,10 @@ R_KV = 0.3
 R_P_CARRIED, R_P_PAPER = 0.7, 0.5  # a small model answers multi-key prompts at 70% keep; the paper's keep is 50%
 EVERYWHERE, PAPER = frozenset(("embedded", "paper")), frozenset(("paper",))
 # (prompt tokens, passkey placements, multi-key placements, second turn): 40 placements in all, as in the paper
-LENGTHS = ((1024, 4, 8, True), (2048, 4, 8, True), (4096, 4, 12, False))
+LENGTHS = ((1024, 4, 12, True), (2048, 4, 8, True), (4096, 4, 8, False))
+# With a budget of ten minutes or more (--minutes 10), also prompts near the end of the embedded model's window.
+LONG_S, LONG_LENGTH = 600.0, (7680, 4, 8, False)
+PAPER_LENGTHS = ((32768, 20, 20, True), (65536, 20, 20, True), (130048, 20, 20, False))
 QUICK_LENGTHS = ((1024, 4, 12, True), (2048, 0, 4, False))
 AGREEMENT = Region(0.8, None, "the window answers 16 of 40; four in five is far from that and resolvable with this n")
 
@@ -158,12 +161,21 @@ def variants() -> list[Configuration]:
     return [*at, *(Configuration(r_kv=keep, method="snapkv") for keep in (0.1, 0.2))]
 
 
+def lengths(run: Run) -> tuple[tuple[int, int, int, bool], ...]:
+    """Prompt lengths of this run, with their placements and whether they take a second turn."""
+    if run.quick:
+        return QUICK_LENGTHS
+    if run.profile.name == "paper":
+        return PAPER_LENGTHS
+    return (*LENGTHS, LONG_LENGTH) if run.deadline_s >= LONG_S else LENGTHS
+
+
 def cells(run: Run) -> list[Cell]:
     """One cell per prompt length, and one that answers the tuning prompts with every variant."""
     from artifact.quality_cells import answer_cell, prompts_of
 
     found = []
-    for tokens, passkey, multikey, second in QUICK_LENGTHS if run.quick else LENGTHS:
+    for tokens, passkey, multikey, second in lengths(run):
         wanted = [prompts_of("passkey", tokens, passkey)] if passkey else []
         wanted += [prompts_of("multikey", tokens, multikey, second)]
         found.append(answer_cell(run, NAME, f"answers-{tokens}", wanted, arms()))
