@@ -142,7 +142,7 @@ def codemeta(root: Path) -> str:
         "author": [{"@type": "Organization", "name": citation["authors"][0]["name"]}],
         "programmingLanguage": {"@type": "ComputerLanguage", "name": "Python"},
         "runtimePlatform": f"Python {project['requires-python']}",
-        "softwareRequirements": [line for line in project["dependencies"]],
+        "softwareRequirements": list(project["dependencies"]),
         "operatingSystem": ["Linux", "macOS"],
         "developmentStatus": "active",
         "readme": "README.md",
