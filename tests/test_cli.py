@@ -98,7 +98,7 @@ def test_verify_prints_a_card_and_one_json_line(
     assert any("byte_account" in line and "reproduced" in line for line in lines[:-1])
     assert json.loads(lines[-1]) == {"claims": {"byte_account": "reproduced"}, "exit_code": 0, "run": "here"}
     assert {path.name for path in Path("here").iterdir()} >= {"results.json", "samples.jsonl", "system.json", "tables"}
-    written = "".join(p.read_text() for p in Path("here").rglob("*") if p.is_file())
+    written = "".join(p.read_text(errors="replace") for p in Path("here").rglob("*") if p.is_file())
     assert str(tmp_path) not in written and str(ROOT) not in written
 
     assert main(["verify", "byte_account", "--run", "here", "--profile", "embedded", "--json"]) == 0

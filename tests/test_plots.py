@@ -56,7 +56,8 @@ def test_a_figure_without_its_rows_says_so(name: str, tmp_path: Path) -> None:
 
 
 def test_importing_figures_does_not_import_matplotlib() -> None:
-    code = "import sys, paper_tables.plots.render as r; [r.load(n) for n in r.plot_names()]; print('matplotlib' in sys.modules)"
+    code = "import sys, paper_tables.plots.render as r; [r.load(n) for n in r.plot_names()];"
+    code += "print('matplotlib' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
 

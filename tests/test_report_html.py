@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import re
@@ -92,7 +93,7 @@ def test_it_can_be_read_aloud_and_used_from_a_keyboard(page: Page) -> None:
     assert all(image["alt"].strip() for image in page.all("img"))
     levels = [int(name[1]) for name, _ in page.elements if re.fullmatch(r"h[1-6]", name)]
     assert levels[0] == 1 and levels.count(1) == 1
-    assert all(after <= before + 1 for before, after in zip(levels, levels[1:], strict=False))
+    assert all(after <= before + 1 for before, after in itertools.pairwise(levels))
     assert all(head.get("scope") in ("row", "col") for head in page.all("th"))
     assert len(page.all("svg")) == len(page.all("title")) - 1
     assert next(a for a in page.all("a"))["href"] == "#main"
