@@ -113,3 +113,15 @@ def test_what_does_not_fit_is_named() -> None:
         gate_up.bind_sparse(draw(64), draw(64, 66), filled(33), selection([0.1, 0.1], (0, 30, 66)))
     with pytest.raises(ShapeError, match="act has shape"):
         gate_up.bind(draw(64), draw(66, 64), filled(32))
+
+
+@pytest.mark.parametrize("depth", [1, 3, 1100, 9000])
+def test_channels_divided_into_parts_are_all_counted_once(depth: int) -> None:
+    x, w, act = vector("outliers", depth), draw(66, depth, seed=1), filled(33)
+    select = selection([0.4, 1.0], (0, 33, 66))
+    launch = gate_up.bind_sparse(x, w.T.contiguous(), act, select)
+    for _ in range(2):
+        launch()
+        skip = (x.abs() <= 0.4, x.abs() <= 1.0)
+        assert close(act, x, w, skip) and select.kept.tolist() == [int((~s).sum()) for s in skip]
+        x[::2] = 0.0  # fewer channels than before: what the first call listed must not be read again

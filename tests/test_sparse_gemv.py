@@ -142,3 +142,23 @@ def test_segments_must_end_at_the_width() -> None:
         sparse_gemv.bind(draw(64), draw(64, 9), filled(9), selection([0.1], (0, 8)))
     with pytest.raises(ShapeError, match="bias has shape"):
         sparse_gemv.bind(draw(64), draw(64, 9), filled(9), selection([0.1], (0, 9)), draw(8))
+
+
+@pytest.mark.parametrize("keep", [0.0, 0.02, 0.5, 1.0])
+@pytest.mark.parametrize("depth", [1, 3, 129, 1100, 9000])
+def test_channels_divided_into_parts_are_all_counted_once(depth: int, keep: float) -> None:
+    x, w_in, segments = vector("outliers", depth), draw(depth, 40, seed=1), (0, 11, 30, 40)
+    # The first two segments share a threshold, the last has its own.
+    first = float(x.abs().quantile(1.0 - keep)) if keep < 1 else -1.0
+    thresholds = [first, first, 0.5]
+    select, y = selection(thresholds, segments), filled(40)
+    launch = sparse_gemv.bind(x, w_in, y, select)
+    launch()
+    expected, size, kept = masked_product(x, w_in, thresholds, segments)
+    assert dot_error(y, expected, size + 1e-30) < DOT and select.kept.tolist() == kept
+    # Fewer channels than before: what an earlier call listed must not be read again.
+    x[::2] = 0.0
+    launch()
+    expected, size, kept = masked_product(x, w_in, thresholds, segments)
+    assert dot_error(y, expected, size + 1e-30) < DOT
+    assert select.kept.tolist() == kept

@@ -5,8 +5,8 @@ Float32 rounds to 2**-24 = 6e-8. References are float64, so what is seen is the 
 
 from __future__ import annotations
 
-# Against sum |w||x|, the scale on which a dot product can be wrong at all: 16 lanes and at most 1,100 terms per
-# output give under 70 sequential additions, of which the roundings mostly cancel.
+# Against sum |w||x|, the scale on which a dot product can be wrong at all: 16 lanes, or parts of eight rows, give every
+# output chains of under 70 additions, whose roundings mostly cancel.
 DOT = 1e-6
 
 # Against the largest |v| of a head: softmax weights carry the rounding of their scores (up to 30 in size here) and of
