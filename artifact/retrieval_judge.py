@@ -12,6 +12,7 @@ from artifact.claim import Claim, Finding, Predicate, find, not_run
 from artifact.profiles import Profile
 from artifact.stats import Interval, exact_interval
 
+ONE_SIDED = 0.9  # two ends of 5% each
 Row = Mapping[str, Any]
 Arm = dict[tuple[str, int], Row]  # (prompt id, turn) -> row
 
@@ -61,17 +62,13 @@ class Judgement:
         lengths = Counter(f"distractors at {row['asked_tokens']}" for row in rows if row["outcome"] == "distractor")
         return self._find(name, replace(exact_interval(count, "placements"), n=len(rows)), "counted", dict(lengths))
 
-    def agreement(self, name: str, arm: str, base: str) -> Finding:
-        """Share of placements at which two arms are right together or not right together."""
-        pairs = self._pairs(arm, base)
-        same = [right(a) == right(b) for a, b in pairs]
-        alike = sum(a["outcome"] == b["outcome"] for a, b in pairs)
-        return self._share(name, same, {**self._outcomes(arm), f"same outcome as {base}": alike})
-
     def kept(self, name: str, arm: str, base: str) -> Finding:
         """Share of the placements that `base` answers which `arm` answers, too."""
-        kept = [right(a) for a, b in self._pairs(arm, base) if right(b)]
-        return self._share(name, kept, {**self._outcomes(arm), f"{base} answers": len(kept)})
+        pairs = self._pairs(arm, base)
+        kept = [right(a) for a, b in pairs if right(b)]
+        alike = sum(a["outcome"] == b["outcome"] for a, b in pairs)
+        extra = {f"{base} answers": len(kept), f"same outcome as {base}": f"{alike} of {len(pairs)}"}
+        return self._share(name, kept, {**self._outcomes(arm), **extra})
 
     def second_turn(self, name: str, arm: str, selection: str) -> Finding:
         """Share of second turns at which an arm with a stale or rescored selection agrees with dense decoding."""
@@ -120,10 +117,13 @@ class Judgement:
         return {outcome: counts[outcome] for outcome in ("right", "distractor", "wrong")}
 
     def _share(self, name: str, hits: Sequence[bool], extra: Mapping[str, float | str]) -> Finding:
-        """An exact (Clopper-Pearson) interval of a share, its n in the note."""
+        """An exact (Clopper-Pearson) interval of a share, its n in the note.
+
+        Regions of shares have one bounded side, so each end of the interval is an exact test at 5%.
+        """
         if not hits:
             return not_run(self.predicates[name], "no placement to judge it by")
-        interval = stats.clopper_pearson(sum(hits), len(hits))
+        interval = stats.clopper_pearson(sum(hits), len(hits), ONE_SIDED)
         return self._find(name, interval, f"{sum(hits)} of {len(hits)} placements", extra)
 
     def _find(self, name: str, interval: Interval, note: str, extra: Mapping[str, Any]) -> Finding:

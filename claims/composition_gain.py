@@ -199,7 +199,7 @@ def _describe(pick: Pick, gains: dict[float, list[float]]) -> str:
 
 def retrieval(predicate: Predicate, rows: list[dict[str, Any]], picks: list[Pick], profile: Profile) -> Finding:
     """Placements answered by dense decoding that each selected KV configuration answers; the worst one is judged."""
-    from artifact.retrieval_judge import by_arm, right
+    from artifact.retrieval_judge import ONE_SIDED, by_arm, right
 
     arms = by_arm(row for row in rows if row.get("kind") == "answer")
     answered = [key for key, row in arms.get("dense", {}).items() if right(row)]
@@ -208,7 +208,7 @@ def retrieval(predicate: Predicate, rows: list[dict[str, Any]], picks: list[Pick
         return not_run(predicate, "no selected KV configuration, or dense decoding answers nothing")
     hits = {name: sum(right(arms[name][key]) for key in answered) for name in chosen}
     worst = min(hits, key=lambda name: hits[name])
-    interval: Interval = clopper_pearson(hits[worst], len(answered))
+    interval: Interval = clopper_pearson(hits[worst], len(answered), ONE_SIDED)
     extra: dict[str, float | str] = {name: f"{count} of {len(answered)}" for name, count in hits.items()}
     return find(predicate, interval, profile, f"worst: {worst}", extra)
 

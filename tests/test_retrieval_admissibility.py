@@ -68,7 +68,7 @@ def judged(rows: list[Row]) -> dict[str, Finding]:
 def test_outcomes_as_printed_are_reproduced() -> None:
     found = judged(honest())
     assert summarise(list(found.values())) is Verdict.REPRODUCED
-    assert found["selection equals dense"].note == "40 of 40 placements"
+    assert found["selection answers what dense answers"].note == "38 of 38 placements"
     assert found["second turn, stale"].verdict is Verdict.OBSERVED
     assert found["sensitivity of the selection"].interval is not None
     assert found["sensitivity of the selection"].interval.point == 6
@@ -110,7 +110,7 @@ def perplexity_rejects_selection(rows: list[Row]) -> None:
 @pytest.mark.parametrize(
     ("fault", "predicate"),
     [
-        (window_posing_as_selection, "selection equals dense"),
+        (window_posing_as_selection, "selection answers what dense answers"),
         (selection_posing_as_window, "window outside its region"),
         (composition_loses_half, "composition keeps the answers"),
         (dense_answers_nothing, "dense answers"),
@@ -129,14 +129,14 @@ def test_a_distractor_is_no_hit() -> None:
     rows = honest()
     for row in of(rows, "kv30"):
         row["outcome"] = "distractor" if row["outcome"] == "right" else "right"
-    assert judged(rows)["selection equals dense"].verdict is Verdict.CONTRADICTED
+    assert judged(rows)["selection answers what dense answers"].verdict is Verdict.CONTRADICTED
 
 
 def test_few_placements_do_not_suffice() -> None:
     rows = [row for row in honest() if row["kind"] != "answer" or row["tuning"] or int(row["prompt_id"][2:]) < 12]
-    finding = judged(rows)["selection equals dense"]
+    finding = judged(rows)["selection answers what dense answers"]
     assert finding.verdict is Verdict.INCONCLUSIVE
-    assert finding.interval is not None and math.isclose(finding.interval.low, 0.025 ** (1 / 12))
+    assert finding.interval is not None and math.isclose(finding.interval.low, 0.05 ** (1 / 11))
 
 
 @pytest.mark.parametrize(
