@@ -61,7 +61,7 @@ def bind(
     if packed is not None:
         if packed[0].shape[0] != kv_heads:
             raise ShapeError(
-                f"the packed cache has {packed[0].shape[0]} heads; it is kept per KV head, of which there are {kv_heads}"
+                f"the packed cache has {packed[0].shape[0]} heads; it is kept per KV head, and there are {kv_heads}"
             )
         require_shape("lengths", packed[2], (kv_heads,))
     return backend("rope_append", qkv).bind(qkv, inv_freq, position, query, full, packed, q_norm, k_norm, eps, scaling)

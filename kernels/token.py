@@ -15,7 +15,10 @@ from kernels import Launch, backend, require_shape
 
 
 def bind_embed(tokens: torch.Tensor, position: torch.Tensor, table: torch.Tensor, out: torch.Tensor) -> Launch:
-    """Bind the embedding of one token: tokens (capacity,) int64, position (1,) int32, table (V, H), out (H,) float32."""
+    """Bind the embedding of one token.
+
+    tokens (capacity,) int64, position (1,) int32, table (V, H), out (H,) float32.
+    """
     require_shape("position", position, (1,))
     require_shape("out", out, (table.shape[1],))
     return backend("token", table).bind_embed(tokens, position, table, out)

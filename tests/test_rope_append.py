@@ -86,7 +86,7 @@ def test_fault_10_a_packed_cache_per_query_head_is_refused() -> None:
     dim = 64
     full = filled(KV_HEADS, 8, dim), filled(KV_HEADS, 8, dim)
     packed = filled(HEADS, 8, dim), filled(HEADS, 8, dim), torch.zeros(HEADS, dtype=torch.int32)
-    with pytest.raises(ShapeError, match="packed cache has 6 heads; it is kept per KV head, of which there are 2"):
+    with pytest.raises(ShapeError, match="packed cache has 6 heads; it is kept per KV head, and there are 2"):
         rope_append.bind(draw(10 * dim), draw(32), torch.zeros(1, dtype=torch.int32), filled(HEADS, dim), full, packed)
 
 
