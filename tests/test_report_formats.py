@@ -1,7 +1,8 @@
 """Standard records of a run, each against the published rules of its format, and made again with the same bytes.
 
 The rules are written out here from the specifications: the junit-10 schema of Jenkins, RO-Crate 1.1 with the Process
-Run Crate profile 0.5, the in-toto Statement v1 with test-result v0.1, CODECHECK configuration 1.0, CodeMeta 3.0, CFF 1.2.0.
+Run Crate profile 0.5, the in-toto Statement v1 with test-result v0.1, CODECHECK configuration 1.0, CodeMeta 3.0 and
+CFF 1.2.0.
 """
 
 from __future__ import annotations

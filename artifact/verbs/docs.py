@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import click
 
+from artifact.errors import UserError
+
 
 @click.command("docs")
 @click.option("--check", is_flag=True, help="Write nothing; exit code 1 when something is out of date.")
@@ -13,8 +15,11 @@ def command(check: bool) -> int:
 
     stale = docs.out_of_date()
     if not check:
-        for path, text in docs.generated().items():
-            (docs.ROOT / path).write_text(text, encoding="utf-8")
+        try:
+            for path, text in docs.generated().items():
+                (docs.ROOT / path).write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise UserError(f"documentation cannot be written ({error.strerror}); run it in a checkout") from None
     for path in stale:
         click.echo(f"{'out of date' if check else 'written'}: {path}")
     if not stale:
