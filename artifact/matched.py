@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from artifact import quality
 from artifact.configuration import from_record
-from artifact.stats import Interval, exact_interval
+from artifact.stats import Interval
 
 Row = Mapping[str, Any]
 Array = NDArray[np.float64]
@@ -66,13 +66,9 @@ class Sweep:
         return value(*self.keeps(budget)), float(low), float(high)
 
     def least_step(self, keeps: Sequence[float]) -> Interval:
-        """Lower end of the paired interval of the increase from each projection keep to the next, the least of them."""
-        lows = []
-        for upper, lower in pairwise(keeps):
-            step = self.projection[lower] - self.projection[upper]
-            lows.append(quality.mean_interval(step).low)
-        least = exact_interval(min(lows), "nats")
-        return Interval(least.point, least.low, least.high, self.windows, "lower ends of paired intervals", "nats")
+        """Paired interval of the extra nats from one projection keep to the next, of the least resolved step."""
+        steps = [self.projection[lower] - self.projection[upper] for upper, lower in pairwise(keeps)]
+        return min(map(quality.mean_interval, steps), key=lambda interval: interval.low)
 
     def points(self) -> list[dict[str, Any]]:
         """For a figure: branch, keep ratio and the increase (share of dense perplexity) with its interval."""

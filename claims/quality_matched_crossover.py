@@ -51,9 +51,9 @@ def predicate(size: str) -> Predicate:
 
 SEPARATE = Predicate(
     "projection keeps separate",
-    "lower end of the paired interval of PPL from one projection keep to the next lower one (70, 60, 50%), the least",
+    "extra nats from one projection keep to the next lower one (70, 60, 50%), windows paired, the least resolved step",
     "section 5.2",
-    Region(0.0, None, "the interval of each step down lies above zero: the sweep resolves the keep ratios"),
+    Region(0.0, None, "the interval of each step down lies above zero: the sweep resolves the keep ratios", "nats"),
     EVERYWHERE,
     "intervals over eight windows separate 70, 60 and 50%",
 )
