@@ -50,7 +50,10 @@ class Judgement:
         return [predict(self.sweeps[block], r_p, r_kv, star) for block in self.blocks]
 
     def measured(self, r_p: float, r_kv: float) -> list[float]:
-        return [locate(self.crossings[block], r_p, r_kv) for block in self.blocks]
+        return [
+            locate([row for row in self.crossings[block] if row["pair"] == [r_p, r_kv]], r_p, r_kv)
+            for block in self.blocks
+        ]
 
     def crossing(self, predicate: Predicate, r_p: float, r_kv: float, share: float) -> Finding:
         """Measured minus predicted crossing against a region of +- `share` of n*, with the milliseconds that region

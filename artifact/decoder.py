@@ -125,6 +125,16 @@ class Decoder:
         for launch in self._launches:
             launch()
 
+    def working_set_bytes(self) -> float:
+        """Return the bytes of caches and weights that steps of this mode choose from, shared weights counted as its
+        own.
+        """
+        keys = (self.cache if self.packed is None else self.packed).keys
+        entries = float(self.attended.sum()) * 2 * keys.shape[-1] * keys.element_size()
+        item = self.weights.embedding.element_size()
+        shape = self.weights.shape
+        return entries + (shape.layers * shape.projection_params + shape.head_params) * item
+
     def check_room(self, steps: int) -> None:
         """Raise UserError unless the caches and the token buffer hold `steps` more tokens."""
         places = self.tokens.shape[0] - int(self.greedy)  # the last greedy step writes the token after it

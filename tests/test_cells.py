@@ -121,10 +121,13 @@ def test_a_mode_that_skips_steps_is_an_error(prepared: Prepared, monkeypatch: py
 
 
 def test_fault_25_moving_bytes_faster_than_memory_is_an_error() -> None:
-    row = {"projection_bytes": 1e9, "kv_bytes": 0.0, "head_bytes": 0.0, "ms": [40.0, 10.0, 10.0], "mode": "kv", "context": 1}
+    row = {"projection_bytes": 1e9, "kv_bytes": 0.0, "head_bytes": 0.0, "ms": [40.0, 10.0, 10.0], "mode": "kv"}
+    row |= {"context": 1, "llc_bytes": 0}
     cells.check_bandwidth(row, Bandwidth(80.0, 90.0))
     with pytest.raises(RuntimeError, match=r"100.0 GB/s where memory reads 70.0"):
         cells.check_bandwidth(row, Bandwidth(60.0, 70.0))
+    # A cache of 300 MB may have served 30% of the bytes: 70 GB/s came from memory.
+    cells.check_bandwidth({**row, "llc_bytes": 300e6}, Bandwidth(60.0, 70.0))
 
 
 def test_interleaved_modes_take_turns_and_rotate(prepared: Prepared, monkeypatch: pytest.MonkeyPatch) -> None:

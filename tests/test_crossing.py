@@ -42,11 +42,11 @@ def rows_of(times: Times, blocks: int = 5, noise: float = 0.004, seed: int = 0, 
     """Rows as the cells store them: sweep rows at both ends, crossing rows around the true crossing of each pair."""
     rng = np.random.default_rng(seed)
 
-    def row(cell: str, block: int, n: int, r_p: float, r_kv: float) -> Row:
+    def row(cell: str, block: int, n: int, r_p: float, r_kv: float, pair: tuple[float, float] | None = None) -> Row:
         level = times(r_p, r_kv, n) * (1 + noise * rng.standard_t(4, size=40))
         mode = {(0, 0): "dense", (1, 0): "projection", (0, 1): "kv", (1, 1): "both"}[r_p < 1, r_kv < 1]
         return {
-            "cell": f"block-{block}", "part": cell, "block": block,
+            "cell": f"block-{block}", "part": cell, "block": block, "pair": pair and list(pair),
             "context": n, "r_p": r_p, "r_kv": r_kv, "mode": mode,
             "ms": level.tolist(), "counted_r_p": r_p, "counted_r_kv": r_kv, "shape": dataclasses.asdict(SHAPE),
             "weight_bits": 32, "kv_bits": 32, "read_gbps": BANDWIDTH_GBPS, "projection_bytes": 1.0, "kv_bytes": 1.0,
@@ -62,7 +62,8 @@ def rows_of(times: Times, blocks: int = 5, noise: float = 0.004, seed: int = 0, 
             star = n_star(SHAPE, Setting(r_p, r_kv, weight_bits=32, kv_bits=32))
             for share in (1 - spread, 1 - spread / 3, 1 + spread / 3, 1 + spread):
                 n = int(0.87 * star * share)
-                rows += [row("crossing", block, n, r_p, 1.0), row("crossing", block, n, 1.0, r_kv)]
+                pair = (r_p, r_kv)
+                rows += [row("crossing", block, n, *mode, pair) for mode in ((r_p, 1.0), (1.0, r_kv))]
     return rows
 
 
@@ -191,3 +192,14 @@ def test_without_rows_nothing_is_reproduced() -> None:
 def test_contexts_around_a_prediction_lie_on_the_grid_and_differ(predicted: float) -> None:
     found = crossing.around(predicted, (0.82, 0.94, 1.06, 1.18), 256, 1280, 7680)
     assert len(found) >= 2 and all(n % 256 == 0 and 1280 <= n <= 7680 for n in found)
+
+
+def test_a_pair_is_located_on_its_own_rows_alone() -> None:
+    """Pairs share r_kv and may share a context: rows of another pair, of other rounds, must not be matched."""
+    rows = rows_of(honest(), noise=0.0)
+    strangers = [
+        {**row, "pair": [0.6, 0.3], "ms": [value + 5.0 for value in row["ms"]]}
+        for row in rows
+        if row["pair"] == [0.5, 0.3] and row["mode"] == "kv"
+    ]
+    assert first(rows + strangers).extra["measured_tokens"] == first(rows).extra["measured_tokens"]

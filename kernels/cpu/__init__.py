@@ -3,3 +3,9 @@
 An output element is always computed by one thread with one order of additions; threads only divide outputs (or, in
 attention, fixed-size key splits that are combined in order), so the number of threads cannot change a result.
 """
+
+from __future__ import annotations
+
+from kernels.cpu import compiled
+
+compiled.configure()

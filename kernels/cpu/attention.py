@@ -22,7 +22,7 @@ SPLIT = 512
 BLOCK = 256
 
 
-@numba.njit(fastmath=FASTMATH, forceinline=True, cache=True)
+@numba.njit(fastmath=FASTMATH, forceinline=True)
 def _scores(query, keys, scale, dim, out):  # type: ignore[no-untyped-def]
     count = keys.shape[0]
     quarter = count // 4
@@ -43,7 +43,7 @@ def _scores(query, keys, scale, dim, out):  # type: ignore[no-untyped-def]
         out[j] = s0 * scale
 
 
-@numba.njit(fastmath=FASTMATH, forceinline=True, cache=True)
+@numba.njit(fastmath=FASTMATH, forceinline=True)
 def _weigh(probability, values, dim, out):  # type: ignore[no-untyped-def]
     count = values.shape[0]
     e = count // 8
@@ -63,7 +63,7 @@ def _weigh(probability, values, dim, out):  # type: ignore[no-untyped-def]
             out[d] += p0 * values[j, d]
 
 
-@numba.njit(fastmath=FASTMATH, forceinline=True, cache=True)
+@numba.njit(fastmath=FASTMATH, forceinline=True)
 def _softmax_block(score, state):  # type: ignore[no-untyped-def]
     """Turn scores into exp(score - running max); update (max, sum) in state; return the factor for earlier sums."""
     highest = state[0]

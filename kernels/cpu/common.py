@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import os
-
-os.environ.setdefault("NUMBA_THREADING_LAYER_PRIORITY", "omp tbb workqueue")
-
 import itertools
 
-import numba
 import numpy as np
 import torch
 from llvmlite import ir
@@ -20,47 +15,44 @@ from kernels import ShapeError
 # Reassociation lets LLVM vectorise dot products. The flags that assume finite numbers stay off: NaN and inf must
 # propagate.
 FASTMATH = {"reassoc", "contract", "nsz"}
+EXACT = {"contract", "nsz"}  # sums in the order written
 LANES = 16  # outputs per thread are a multiple of one AVX-512 register of float32
 
 
 @intrinsic
-def _float_bits(_typing, value):  # type: ignore[no-untyped-def]
-    def generate(_context, builder, _signature, args):  # type: ignore[no-untyped-def]
-        return builder.bitcast(args[0], ir.IntType(32))
-
-    return types.int32(types.float32), generate
-
-
-@intrinsic
-def _bits_float(_typing, value):  # type: ignore[no-untyped-def]
-    def generate(_context, builder, _signature, args):  # type: ignore[no-untyped-def]
-        return builder.bitcast(args[0], ir.FloatType())
-
-    return types.float32(types.int32), generate
-
-
-@numba.njit(fastmath={"contract"}, cache=True)
-def exp32(x):  # type: ignore[no-untyped-def]
+def exp32(_typing, value):  # type: ignore[no-untyped-def]
     """Exponential in float32 within 2 ulp, for x in [-87, 88] (clamped outside); branch-free, so loops over it
     vectorise.
 
     Range reduction by the rounding constant 1.5 * 2**23 and Cody-Waite splitting of ln 2, then a degree-5 polynomial.
-    NaN stays NaN.
+    NaN stays NaN. Written as instructions because the caller's licence to reassociate would cancel the rounding
+    constant, and because a function of its own is inlined when compiled together and called when loaded from the
+    cache, which changes the last bit.
     """
-    x = max(x, np.float32(-87.0))
-    x = min(x, np.float32(88.0))
-    shifted = x * np.float32(1.4426950408889634) + np.float32(12582912.0)
-    n = shifted - np.float32(12582912.0)
-    r = (x - n * np.float32(0.693359375)) - n * np.float32(-2.12194440e-4)
-    p = np.float32(1.9875691500e-4)
-    p = p * r + np.float32(1.3981999507e-3)
-    p = p * r + np.float32(8.3334519073e-3)
-    p = p * r + np.float32(4.1665795894e-2)
-    p = p * r + np.float32(1.6666665459e-1)
-    p = p * r + np.float32(5.0000001201e-1)
-    p = p * r * r + r + np.float32(1.0)
-    scale = _bits_float(np.int32((_float_bits(shifted) << np.int32(23)) + np.int32(0x3F800000)))
-    return p * scale
+
+    def generate(_context, builder, _signature, args):  # type: ignore[no-untyped-def]
+        single, word = ir.FloatType(), ir.IntType(32)
+
+        def number(constant: float) -> ir.Constant:
+            return ir.Constant(single, float(np.float32(constant)))
+
+        x = args[0]
+        for sign, limit in (("<", -87.0), (">", 88.0)):
+            outside = builder.fcmp_ordered(sign, x, number(limit))
+            x = builder.select(outside, number(limit), x)
+        shifted = builder.fma(x, number(1.4426950408889634), number(12582912.0))
+        n = builder.fsub(shifted, number(12582912.0))
+        r = builder.fma(n, number(-0.693359375), x)
+        r = builder.fma(n, number(2.12194440e-4), r)
+        p = number(1.9875691500e-4)
+        for coefficient in (1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1):
+            p = builder.fma(p, r, number(coefficient))
+        p = builder.fadd(builder.fma(builder.fmul(p, r), r, r), number(1.0))
+        exponent = builder.shl(builder.bitcast(shifted, word), ir.Constant(word, 23))
+        scale = builder.bitcast(builder.add(exponent, ir.Constant(word, 0x3F800000)), single)
+        return builder.fmul(p, scale)
+
+    return types.float32(types.float32), generate
 
 
 def array(name: str, tensor: torch.Tensor, dtype: torch.dtype = torch.float32) -> np.ndarray:

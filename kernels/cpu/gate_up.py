@@ -13,12 +13,12 @@ import numpy as np
 import torch
 
 from kernels import Launch
-from kernels.cpu.common import FASTMATH, array, divide, exp32
-from kernels.cpu.sparse_gemv import EXACT, part_sums, scratch
+from kernels.cpu.common import EXACT, FASTMATH, array, divide, exp32
+from kernels.cpu.sparse_gemv import part_sums, scratch
 from kernels.selection import Selection
 
 
-@numba.njit(fastmath={"contract"}, cache=True)
+@numba.njit(fastmath={"contract"})
 def _silu_product(gate, up, act, low, high):  # type: ignore[no-untyped-def]
     for n in range(low, high):
         g = gate[n]

@@ -13,7 +13,7 @@ from kernels.cpu.common import FASTMATH, array
 from kernels.rope_append import Packed
 
 
-@numba.njit(fastmath=FASTMATH, cache=True)
+@numba.njit(fastmath=FASTMATH)
 def _head(source, weight, eps, cos, sin, out):  # type: ignore[no-untyped-def]
     """Optionally normalise one head, rotate it by halves, write it to out."""
     dim = source.shape[0]

@@ -17,14 +17,11 @@ import numpy as np
 import torch
 
 from kernels import Launch
-from kernels.cpu.common import array
+from kernels.cpu.common import EXACT, array
 from kernels.selection import Selection
 
-# Only contraction: with reassociation LLVM could order additions by vector width, and column ranges would then matter.
-EXACT = {"contract", "nsz"}
 
-
-@numba.njit(fastmath=EXACT, cache=True)
+@numba.njit(fastmath=EXACT)
 def select(x, threshold, index, value):  # type: ignore[no-untyped-def]
     """Write the channels with |x| > threshold (NaN included) to `index` and `value`; return how many there are."""
     count = 0
@@ -37,7 +34,7 @@ def select(x, threshold, index, value):  # type: ignore[no-untyped-def]
     return count
 
 
-@numba.njit(fastmath=EXACT, cache=True)
+@numba.njit(fastmath=EXACT)
 def accumulate(index, value, first, last, w, low, high, y):  # type: ignore[no-untyped-def]
     """Set y[low:high] to the sum over the listed channels first:last of value times their weight row."""
     out = y[low:high]
@@ -61,7 +58,7 @@ def accumulate(index, value, first, last, w, low, high, y):  # type: ignore[no-u
             out[j] += v * row[j]
 
 
-@numba.njit(fastmath=EXACT, cache=True)
+@numba.njit(fastmath=EXACT)
 def part_sums(x, w, thresholds, segments, kept, part, parts, index, value, sums):  # type: ignore[no-untyped-def]
     """Set sums (N,) to what `part` of `parts` contributes; the first part writes the counts to `kept`.
 

@@ -70,7 +70,7 @@ def gaps(per_block: Mapping[int, Sequence[Row]], pair: tuple[float, float]) -> d
     """Per context the gap T_P - T_KV (ms, quiet times), over blocks."""
     found: dict[int, list[float]] = {}
     for block in sorted(per_block):
-        rows = per_block[block]
+        rows = [row for row in per_block[block] if row.get("pair") in (None, list(pair))]
         for context, gap_ms in gap(pick(rows, pair[0], 1.0), pick(rows, 1.0, pair[1])).items():
             found.setdefault(context, []).append(gap_ms)
     return {context: block_interval(values, unit="ms") for context, values in sorted(found.items())}
