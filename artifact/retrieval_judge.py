@@ -67,7 +67,8 @@ class Judgement:
         pairs = self._pairs(arm, base)
         kept = [right(a) for a, b in pairs if right(b)]
         alike = sum(a["outcome"] == b["outcome"] for a, b in pairs)
-        extra = {f"{base} answers": len(kept), f"same outcome as {base}": f"{alike} of {len(pairs)}"}
+        extra: dict[str, float | str] = {f"{base} answers": len(kept)}
+        extra |= {f"same outcome as {base}": f"{alike} of {len(pairs)}"}
         return self._share(name, kept, {**self._outcomes(arm), **extra})
 
     def second_turn(self, name: str, arm: str, selection: str) -> Finding:
