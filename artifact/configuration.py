@@ -60,7 +60,7 @@ class Configuration:
     def kind(self) -> Literal["dense", "single", "composed"]:
         """How many branches are on."""
         on = (self.r_p < 1) + (self.method != "full")
-        return ("dense", "single", "composed")[on]  # type: ignore[return-value]
+        return ("dense", "single", "composed")[on]
 
     def record(self) -> dict[str, Any]:
         """Everything that decides what runs, for a stored row."""
