@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from artifact.account import K_TOKENS
+from artifact.attention_paths import capturable
 from artifact.cache import PackedCache
 from artifact.decoder import Decoder
 from artifact.kv.retain import budget
@@ -137,7 +138,7 @@ def measure_group(prepared: Prepared, group: list[Row], steps: int) -> list[Row]
             decoder.step()
     if prepared.weights.device.type == "cuda":
         for name, decoder in decoders.items():
-            if group[int(name)]["path"] != "fused":  # the library's call takes its length from the host
+            if capturable(group[int(name)]["path"]):
                 decoder.capture()
     samples = interleave(decoders, steps, WARMUP_STEPS)
     rows = []

@@ -1,6 +1,10 @@
 """The decode step: one code path for every mode, every profile, speed and quality.
 
-    embed -> L x (norm, qkv, rope + append, attention, o, norm, gate|up, down) -> norm -> head -> next position
+    embed -> L x (qkv, attention, o, gate|up, down) -> head -> next position
+
+Five launches a layer: norms ride on the projection that reads them, residual additions on o and down, rotation and
+append on attention. Only where a library's attention is timed (`artifact.attention_paths`) are they a launch of their
+own.
 
 A mode changes only what a step reads: `thresholds` decide which input channels of the seven projections are read, a
 packed cache decides which entries attention reads. The full cache keeps growing in every mode, so a branch can be
@@ -15,12 +19,13 @@ from dataclasses import dataclass
 
 import torch
 
-from artifact.attention_paths import PATHS, backend_name
+from artifact.attention_paths import OWN, LibraryAttention, backend_name
 from artifact.cache import KVCache, PackedCache
 from artifact.errors import UserError
 from artifact.models import Layer, Matrix, Weights
 from artifact.projection.thresholds import PROJECTIONS, Thresholds
-from kernels import Launch, gate_up, gemv, rmsnorm, rope_append, sparse_gemv, token
+from kernels import Launch, attention, gate_up, gemv, rope_append, sparse_gemv, token
+from kernels.norm import Norm
 from kernels.selection import Selection
 
 
@@ -54,14 +59,12 @@ class Op:
 
 @dataclass(frozen=True)
 class Buffers:
-    """Activation vectors of one decoder, float32."""
+    """Activation vectors of one decoder, float32; `query` is written only ahead of a library's attention."""
 
     residual: torch.Tensor
-    normed: torch.Tensor
     qkv: torch.Tensor
     query: torch.Tensor
     mixed: torch.Tensor
-    delta: torch.Tensor
     act: torch.Tensor
     logits: torch.Tensor
 
@@ -82,7 +85,7 @@ class Decoder:
         thresholds: Thresholds | None = None,
         packed: PackedCache | None = None,
         greedy: bool = False,
-        path: str = "splitk",
+        path: str = OWN,
     ) -> None:
         self.path = path
         self.weights, self.cache, self.tokens = weights, cache, tokens
@@ -102,6 +105,7 @@ class Decoder:
         self._start = cache.tokens
         self._selections = self._make_selections()
         self.buffers = _buffers(weights)
+        self._library = None if path == OWN else LibraryAttention(path)
         self.logits = self.buffers.logits
         self.ops = self._build()
         self._launches = [op.launch for op in self.ops]
@@ -215,8 +219,8 @@ class Decoder:
         ops = [Op("embed", token.bind_embed(self.tokens, cache.position, weights.embedding, b.residual))]
         for index, layer in enumerate(weights.layers):
             ops += self._layer(index, layer)
-        ops.append(Op("norm", rmsnorm.bind(b.residual, weights.final_norm, weights.eps, b.normed, b.delta)))
-        ops.append(Op("head", gemv.bind(b.normed, weights.head, b.logits)))
+        final = Norm(weights.final_norm, weights.eps)
+        ops.append(Op("head", gemv.bind(b.residual, weights.head, b.logits, norm=final)))
         if self.greedy:
             ops.append(Op("argmax", token.bind_argmax(b.logits, self.tokens, cache.position)))
         lengths = [cache.lengths] if self.packed is None else [cache.lengths, self.packed.lengths]
@@ -226,38 +230,41 @@ class Decoder:
         return ops
 
     def _layer(self, index: int, layer: Layer) -> list[Op]:
+        b, eps, select = self.buffers, self.weights.eps, self._selections[index]
+
+        def project(site: str, matrix: Matrix, x: torch.Tensor, y: torch.Tensor, norm: Norm | None = None) -> Op:
+            add = y is b.residual
+            if select:
+                return Op(site, sparse_gemv.bind(x, matrix.w_in, y, select[site], matrix.bias, norm, add))
+            return Op(site, gemv.bind(x, matrix.w, y, matrix.bias, norm, add))
+
+        mlp_norm = Norm(layer.mlp_norm, eps)
+        if select:
+            mlp = gate_up.bind_sparse(b.residual, layer.gate_up.w_in, b.act, select["gate_up"], mlp_norm)
+        else:
+            mlp = gate_up.bind(b.residual, layer.gate_up.w, b.act, mlp_norm)
+        return [
+            project("qkv", layer.qkv, b.residual, b.qkv, Norm(layer.attention_norm, eps)),
+            *self._attention(index, layer),
+            project("o", layer.o, b.mixed, b.residual),
+            Op("gate_up", mlp),
+            project("down", layer.down, b.act, b.residual),
+        ]
+
+    def _attention(self, index: int, layer: Layer) -> list[Op]:
         weights, b, cache, packed = self.weights, self.buffers, self.cache, self.packed
-        eps, select = weights.eps, self._selections[index]
         full = (cache.keys[index], cache.values[index])
         own = None if packed is None else (packed.keys[index], packed.values[index], packed.lengths[index])
+        place = (weights.inv_freq, cache.position)
+        q_norm, k_norm, eps = layer.q_norm, layer.k_norm, weights.eps
+        scale, live = weights.shape.head_dim**-0.5, self.attended[index]
+        if self._library is None:
+            step = attention.bind_step(b.qkv, *place, full, own, live, b.mixed, scale, q_norm, k_norm, eps)
+            return [Op("attention", step)]
         keys, values = full if own is None else own[:2]
-        scale = weights.shape.head_dim**-0.5
-        before = None if index == 0 else b.delta
-        norms = layer.q_norm, layer.k_norm
-
-        def project(site: str, matrix: Matrix, x: torch.Tensor, y: torch.Tensor) -> Op:
-            if select:
-                return Op(site, sparse_gemv.bind(x, matrix.w_in, y, select[site], matrix.bias))
-            return Op(site, gemv.bind(x, matrix.w, y, matrix.bias))
-
-        def norm(weight: torch.Tensor, delta: torch.Tensor | None, site: str) -> Op:
-            return Op("norm", rmsnorm.bind(b.residual, weight, eps, b.normed, delta, select.get(site)))
-
-        if select:
-            mlp = gate_up.bind_sparse(b.normed, layer.gate_up.w_in, b.act, select["gate_up"], select["down"])
-        else:
-            mlp = gate_up.bind(b.normed, layer.gate_up.w, b.act)
-        rope = rope_append.bind(b.qkv, weights.inv_freq, cache.position, b.query, full, own, *norms, eps)
-        attend = PATHS[self.path](b.query, keys, values, self.attended[index], b.mixed, scale, select.get("o"))
         return [
-            norm(layer.attention_norm, before, "qkv"),
-            project("qkv", layer.qkv, b.normed, b.qkv),
-            Op("rope_append", rope),
-            Op("attention", attend),
-            project("o", layer.o, b.mixed, b.delta),
-            norm(layer.mlp_norm, b.delta, "gate_up"),
-            Op("gate_up", mlp),
-            project("down", layer.down, b.act, b.delta),
+            Op("rope_append", rope_append.bind(b.qkv, *place, b.query, full, own, q_norm, k_norm, eps)),
+            Op("attention", self._library.bind(index, b.query, keys, values, live, b.mixed, scale)),
         ]
 
 
@@ -270,11 +277,9 @@ def _buffers(weights: Weights) -> Buffers:
 
     return Buffers(
         residual=vector(shape.hidden),
-        normed=vector(shape.hidden),
         qkv=vector(q_width + 2 * shape.kv_heads * shape.head_dim),
         query=vector(q_width).view(shape.heads, shape.head_dim),
         mixed=vector(q_width),
-        delta=vector(shape.hidden),
         act=vector(shape.intermediate),
         logits=vector(shape.vocab),
     )

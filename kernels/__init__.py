@@ -4,6 +4,12 @@
 `kernels/cpu/<op>.py` is Numba, `kernels/cuda/<op>.py` is Triton. Importing one backend never needs the other. Kernels
 know tensors, not models.
 
+Three operations take over their neighbours, so that a layer is five launches:
+
+    norm=Norm(weight, eps)   gemv, sparse_gemv, gate_up: x is the residual stream, normed while it is read
+    accumulate=True          gemv, sparse_gemv: y += W x, the residual addition
+    attention.bind_step      q/k norm, rotation and append ride on attention
+
 `bind(...)` takes preallocated tensors, does every check and launch choice once, and returns a `Launch`, a callable
 without arguments. A decode step is a list of launches. Whatever changes from step to step (position, lengths, tokens)
 is read from small integer tensors, so the same list serves every step and can be captured in a CUDA graph.

@@ -1,4 +1,5 @@
-"""Split-K decode attention: one query token against a full, gathered or ragged cache, grouped queries.
+"""Split-K decode attention: one query token against a full, gathered or ragged cache, grouped queries; alone, or with
+the rotation and append that come before it in a step.
 
     out_h = sum_j softmax_j(scale q_h . k_j) v_j   over the lengths[kv(h)] + 1 live entries of KV head kv(h) = h //
     group
@@ -12,7 +13,7 @@ from __future__ import annotations
 import torch
 
 from kernels import Launch, ShapeError, backend, require_shape
-from kernels.selection import Selection
+from kernels.rope_append import Packed, check
 
 
 def reference(
@@ -46,12 +47,11 @@ def bind(
     lengths: torch.Tensor,
     out: torch.Tensor,
     scale: float,
-    select: Selection | None = None,
 ) -> Launch:
     """Bind attention of one token.
 
     query (heads, d) float32, keys and values (kv_heads, capacity, d), lengths (kv_heads,) int32 counting the entries
-    before this step's own, out (heads * d,) float32. `select`: the selection of the projection that reads `out`.
+    before this step's own, out (heads * d,) float32.
     """
     if query.dim() != 2 or keys.dim() != 3:
         raise ShapeError(
@@ -65,7 +65,36 @@ def bind(
     require_shape("values", values, (kv_heads, capacity, dim))
     require_shape("lengths", lengths, (kv_heads,))
     require_shape("out", out, (heads * dim,))
-    module = backend("attention", keys)
-    if keys.is_cuda:
-        return module.bind(query, keys, values, lengths, out, scale, select)
-    return module.bind(query, keys, values, lengths, out, scale)
+    return backend("attention", keys).bind(query, keys, values, lengths, out, scale)
+
+
+def bind_step(
+    qkv: torch.Tensor,
+    inv_freq: torch.Tensor,
+    position: torch.Tensor,
+    full: tuple[torch.Tensor, torch.Tensor],
+    packed: Packed | None,
+    lengths: torch.Tensor,
+    out: torch.Tensor,
+    scale: float,
+    q_norm: torch.Tensor | None = None,
+    k_norm: torch.Tensor | None = None,
+    eps: float = 1e-6,
+    scaling: float = 1.0,
+) -> Launch:
+    """Bind `rope_append` and attention as one operation: qkv ((heads + 2 kv_heads) d,) float32 as projected.
+
+    The new entry goes to slot `position` of `full` and, when given, to slot packed lengths[h] of `packed`, which is
+    then the cache that is read. lengths (kv_heads,) int32: entries before this step's own of the cache that is read.
+    """
+    kv_heads, _, dim = full[0].shape
+    heads = out.shape[0] // dim
+    if heads % kv_heads:
+        raise ShapeError(f"{heads} query heads do not divide over {kv_heads} KV heads")
+    check(qkv, inv_freq, position, (heads, dim), full, packed)
+    if packed is not None:
+        require_shape("packed values", packed[1], tuple(packed[0].shape))
+    require_shape("lengths", lengths, (kv_heads,))
+    require_shape("out", out, (heads * dim,))
+    module = backend("attention", full[0])
+    return module.bind_step(qkv, inv_freq, position, full, packed, lengths, out, scale, q_norm, k_norm, eps, scaling)

@@ -1,6 +1,7 @@
 """Dense matrix-vector product of the decode step.
 
-    y_n = sum_k w[n, k] x[k] + b[n]
+    y_n = sum_k w[n, k] n(x)_k + b[n]        n: the identity or an RMSNorm (`kernels.norm`)
+    y_n += ...                               with `accumulate`: y is the residual stream
 
 Bytes moved: N K s_w (every weight once); the vectors are noise. Weights are output-major: row n holds the weights of
 output n.
@@ -11,6 +12,7 @@ from __future__ import annotations
 import torch
 
 from kernels import Launch, ShapeError, backend, require_shape
+from kernels.norm import Norm, require_norm
 
 
 def reference(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
@@ -24,11 +26,19 @@ def bytes_moved(w: torch.Tensor) -> int:
     return w.numel() * w.element_size()
 
 
-def bind(x: torch.Tensor, w: torch.Tensor, y: torch.Tensor, bias: torch.Tensor | None = None) -> Launch:
-    """Bind y = w x + bias for one token.
+def bind(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    y: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    norm: Norm | None = None,
+    accumulate: bool = False,
+) -> Launch:
+    """Bind y = w n(x) + bias for one token, or y += ... when `accumulate`.
 
-    x (K,) float32, w (N, K), y (N,) float32 output, bias (N,) or None. Raises ShapeError for a batch of tokens: one
-    step decodes one sequence, and a batch needs the union of its active channels, which is another operation.
+    x (K,) float32, w (N, K), y (N,) float32, bias (N,) or None, norm applied to x while it is read. Raises ShapeError
+    for a batch of tokens: one step decodes one sequence, and a batch needs the union of its active channels, which is
+    another operation.
     """
     if x.dim() != 1:
         raise ShapeError(f"x has shape {tuple(x.shape)}; gemv takes one token, shape (K,)")
@@ -38,4 +48,5 @@ def bind(x: torch.Tensor, w: torch.Tensor, y: torch.Tensor, bias: torch.Tensor |
     require_shape("y", y, (rows,))
     if bias is not None:
         require_shape("bias", bias, (rows,))
-    return backend("gemv", w).bind(x, w, y, bias)
+    require_norm(norm, depth)
+    return backend("gemv", w).bind(x, w, y, bias, norm, accumulate)

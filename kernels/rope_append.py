@@ -51,7 +51,22 @@ def bind(
     output, full and packed keys and values (kv_heads, capacity, d). Writing past a capacity is the caller's error:
     the step checks before it runs.
     """
-    heads, dim = query.shape
+    check(qkv, inv_freq, position, (query.shape[0], query.shape[1]), full, packed)
+    return backend("rope_append", full[0]).bind(
+        qkv, inv_freq, position, query, full, packed, q_norm, k_norm, eps, scaling
+    )
+
+
+def check(
+    qkv: torch.Tensor,
+    inv_freq: torch.Tensor,
+    position: torch.Tensor,
+    query: tuple[int, int],
+    full: tuple[torch.Tensor, torch.Tensor],
+    packed: Packed | None,
+) -> None:
+    """Raise ShapeError unless everything fits `query` = (heads, d) and the full cache."""
+    heads, dim = query
     kv_heads, capacity, _ = full[0].shape
     require_shape("qkv", qkv, ((heads + 2 * kv_heads) * dim,))
     require_shape("inv_freq", inv_freq, (dim // 2,))
@@ -64,4 +79,3 @@ def bind(
                 f"the packed cache has {packed[0].shape[0]} heads; it is kept per KV head, and there are {kv_heads}"
             )
         require_shape("lengths", packed[2], (kv_heads,))
-    return backend("rope_append", qkv).bind(qkv, inv_freq, position, query, full, packed, q_norm, k_norm, eps, scaling)

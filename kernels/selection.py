@@ -7,7 +7,7 @@ requested one.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 
@@ -21,13 +21,11 @@ class Selection:
     thresholds: (S,) float32, one per segment; 0 keeps every non-zero channel, a negative value keeps all.
     segments: S + 1 increasing column bounds, the first 0 and the last the output width N.
     kept: (S,) int32, written by the consumer: channels read per segment in the last step.
-    workspace: index lists of a backend that lets the producer of x select (CUDA); empty on the CPU.
     """
 
     thresholds: torch.Tensor
     segments: tuple[int, ...]
     kept: torch.Tensor
-    workspace: dict[str, object] = field(default_factory=dict, compare=False)
 
     def __post_init__(self) -> None:
         count = len(self.segments) - 1

@@ -1,6 +1,7 @@
 """Sparse matrix-vector product: channels whose activation is small are not read (TEAL; crossover, section 3.2).
 
-    y_n = sum over {i : not |x_i| <= t_s} of x_i w_in[i, n] + b[n],   n in column segment s
+    y_n = sum over {i : not |z_i| <= t_s} of z_i w_in[i, n] + b[n],   n in column segment s,   z = n(x)
+    y_n += ...                                                       with `accumulate`
 
 Bytes moved: sum over segments of kept_s (columns of s) s_w. Weights are input-major: a skipped channel is a skipped
 contiguous row. NaN is not "small": it is read, so a broken activation shows in the output.
@@ -13,6 +14,7 @@ import itertools
 import torch
 
 from kernels import Launch, ShapeError, backend, require_shape
+from kernels.norm import Norm, require_norm
 from kernels.selection import Selection, mask
 
 
@@ -39,12 +41,19 @@ def bytes_moved(w_in: torch.Tensor, selection: Selection) -> int:
 
 
 def bind(
-    x: torch.Tensor, w_in: torch.Tensor, y: torch.Tensor, select: Selection, bias: torch.Tensor | None = None
+    x: torch.Tensor,
+    w_in: torch.Tensor,
+    y: torch.Tensor,
+    select: Selection,
+    bias: torch.Tensor | None = None,
+    norm: Norm | None = None,
+    accumulate: bool = False,
 ) -> Launch:
-    """Bind the thresholded product for one token.
+    """Bind the thresholded product for one token, written to y or, when `accumulate`, added to it.
 
-    x (K,) float32, w_in (K, N), y (N,) float32 output, select with segments ending at N, bias (N,) or None. Raises
-    ShapeError for a batch of tokens: their active channels differ, and one mask would silently be applied to all.
+    x (K,) float32, w_in (K, N), y (N,) float32, select with segments ending at N, bias (N,) or None, norm applied to x
+    before it is compared with the thresholds. Raises ShapeError for a batch of tokens: their active channels differ,
+    and one mask would silently be applied to all.
     """
     if x.dim() != 1:
         raise ShapeError(f"x has shape {tuple(x.shape)}; sparse_gemv takes one token, shape (K,)")
@@ -56,4 +65,5 @@ def bind(
         raise ShapeError(f"segments end at {select.segments[-1]}, the weight has {columns} columns")
     if bias is not None:
         require_shape("bias", bias, (columns,))
-    return backend("sparse_gemv", w_in).bind(x, w_in, y, select, bias)
+    require_norm(norm, depth)
+    return backend("sparse_gemv", w_in).bind(x, w_in, y, select, bias, norm, accumulate)

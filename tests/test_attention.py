@@ -8,9 +8,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernels import ShapeError, attention
+from kernels import ShapeError, attention, rope_append
+from kernels.rope_append import Packed
 from tests.inputs import NAN, draw, filled
-from tests.tolerances import ATTENTION, ATTENTION_LARGE_SCORES, EXP
+from tests.tolerances import ATTENTION, ATTENTION_LARGE_SCORES, EXP, ROTATION
 
 # Lengths around the block of 256 and the split of 512 keys; the step's own entry comes on top of each.
 EDGES = [0, 1, 254, 255, 256, 257, 510, 511, 512, 513, 1025]
@@ -212,3 +213,49 @@ def test_the_exponential_keeps_its_promise() -> None:
     assert float(((got - wide) / wide).abs().max()) < EXP
     assert np.isnan(exponentials(np.full(9, NAN, dtype=np.float32))).all()
     assert exponentials(np.full(9, -1e30, dtype=np.float32)).max() < 2e-38
+
+
+@pytest.mark.parametrize("read_packed", [False, True])
+@pytest.mark.parametrize("normed", [False, True])
+def test_a_step_is_rotation_and_append_then_attention(normed: bool, read_packed: bool) -> None:
+    heads, kv_heads, dim, at = 9, 3, 64, 600
+    qkv, inv_freq = draw((heads + 2 * kv_heads) * dim), 10000.0 ** -(torch.arange(32) / 32.0)
+    position = torch.tensor([at], dtype=torch.int32)
+    norms = (draw(dim, seed=3), draw(dim, seed=4), 1e-6, 1.25) if normed else (None, None, 1e-6, 1.25)
+    lengths = [520, 0, 255] if read_packed else [at] * kv_heads
+    live = torch.tensor(lengths, dtype=torch.int32)
+
+    def stores() -> tuple[tuple[torch.Tensor, torch.Tensor], Packed | None]:
+        full = caches(kv_heads, at + 30, dim, [at - 1] * kv_heads)
+        short = caches(kv_heads, 530, dim, [n - 1 for n in lengths])
+        return full, (*short, live) if read_packed else None
+
+    full, packed = stores()
+    out = filled(heads * dim)
+    launch = attention.bind_step(qkv, inv_freq, position, full, packed, live, out, 0.125, *norms)
+    launch()
+    first = out.clone()
+    launch()
+    assert torch.equal(out, first), "the same entry is written again in place"
+
+    query, apart = filled(heads, dim), filled(heads * dim)
+    other, other_packed = stores()
+    rope_append.bind(qkv, inv_freq, position, query, other, other_packed, *norms)()
+    keys, values = other if other_packed is None else other_packed[:2]
+    attention.bind(query, keys, values, live, apart, 0.125)()
+    assert error(out.view(heads, dim), apart.view(heads, dim).double(), values) < ATTENTION
+    for ours, theirs in zip((*full, *(packed or ())), (*other, *(other_packed or ())), strict=True):
+        assert torch.allclose(ours, theirs, rtol=0, atol=10 * ROTATION, equal_nan=True)
+    assert error(out.view(heads, dim), expected(query, keys, values, lengths, 0.125), values) < ATTENTION
+
+
+def test_a_step_that_does_not_fit_is_named() -> None:
+    full, at = (draw(3, 10, 64), draw(3, 10, 64)), torch.zeros(1, dtype=torch.int32)
+    live, out = torch.zeros(3, dtype=torch.int32), filled(9 * 64)
+    with pytest.raises(ShapeError, match="qkv has shape"):
+        attention.bind_step(draw(14 * 64), draw(32), at, full, None, live, out, 0.1)
+    with pytest.raises(ShapeError, match="8 query heads do not divide"):
+        attention.bind_step(draw(14 * 64), draw(32), at, full, None, live, filled(8 * 64), 0.1)
+    packed = (draw(9, 8, 64), draw(9, 8, 64), torch.zeros(9, dtype=torch.int32))
+    with pytest.raises(ShapeError, match="packed cache has 9 heads; it is kept per KV head, and there are 3"):
+        attention.bind_step(draw(15 * 64), draw(32), at, full, packed, live, out, 0.1)

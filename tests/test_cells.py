@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from artifact import attention_paths, cells, decoder, timing
+from artifact import attention_paths, cells, decoder, reference, timing
 from artifact.cells import member
 from artifact.decoder import Decoder
 from artifact.prepare import Prepared, grid, prepare_synthetic
 from artifact.projection.thresholds import Thresholds
 from artifact.shapes import Shape
-from kernels import rope_append, sparse_gemv
+from kernels import sparse_gemv
 from kernels.bandwidth import Bandwidth
 
 SHAPE = Shape("tiny", 96, 2, 6, 2, 32, 160, 211, 1024, False)
@@ -81,8 +81,8 @@ def test_fault_32_a_kv_ratio_that_is_ignored_is_an_error(prepared: Prepared, mon
 def test_a_wrong_mask_fails_the_gate(prepared: Prepared, monkeypatch: pytest.MonkeyPatch) -> None:
     bind = sparse_gemv.bind
 
-    def shifted(x: torch.Tensor, w: torch.Tensor, y: torch.Tensor, select: Any, bias: Any = None) -> Any:
-        return bind(x, w.roll(1, 0).contiguous(), y, select, bias)  # every channel reads its neighbour's row
+    def shifted(x: torch.Tensor, w: torch.Tensor, *rest: Any) -> Any:
+        return bind(x, w.roll(1, 0).contiguous(), *rest)  # every channel reads its neighbour's row
 
     monkeypatch.setattr(decoder.sparse_gemv, "bind", shifted)
     with pytest.raises(RuntimeError, match="differs from its reference"):
@@ -90,21 +90,73 @@ def test_a_wrong_mask_fails_the_gate(prepared: Prepared, monkeypatch: pytest.Mon
 
 
 def test_a_wrong_rotary_position_fails_the_gate(prepared: Prepared, monkeypatch: pytest.MonkeyPatch) -> None:
-    bind = rope_append.bind
+    bind = decoder.attention.bind_step
+    monkeypatch.setattr(decoder.attention, "bind_step", lambda qkv, freq, *rest: bind(qkv, freq * 1.5, *rest))
+    with pytest.raises(RuntimeError, match="appended key of layer 0 differs from its reference"):
+        measure(prepared, member(256))
+
+
+def test_a_wrong_rotary_position_ahead_of_a_library_fails_the_gate(
+    prepared: Prepared, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bind = decoder.rope_append.bind
     monkeypatch.setattr(decoder.rope_append, "bind", lambda qkv, freq, *rest: bind(qkv, freq * 1.5, *rest))
     with pytest.raises(RuntimeError, match="differs from its reference"):
-        measure(prepared, member(256))
+        measure(prepared, member(256, path="masked"))
 
 
 def test_attention_off_by_one_entry_fails_the_gate(prepared: Prepared, monkeypatch: pytest.MonkeyPatch) -> None:
-    bind = attention_paths.PATHS["splitk"]
+    bind = decoder.attention.bind_step
 
-    def short(query: Any, keys: Any, values: Any, lengths: torch.Tensor, *rest: Any) -> Any:
-        return bind(query, keys, values, lengths - 1, *rest)
+    def short(qkv: Any, freq: Any, at: Any, full: Any, packed: Any, lengths: torch.Tensor, *rest: Any) -> Any:
+        return bind(qkv, freq, at, full, packed, lengths - 1, *rest)
 
-    monkeypatch.setitem(attention_paths.PATHS, "splitk", short)
-    with pytest.raises(RuntimeError, match="differs from its reference"):
+    monkeypatch.setattr(decoder.attention, "bind_step", short)
+    with pytest.raises(RuntimeError, match="attention of layer 0 differs from its reference"):
         measure(prepared, member(256))
+
+
+@pytest.mark.parametrize("site", ["qkv", "head"])
+def test_a_norm_that_is_left_out_fails_the_gate(prepared: Prepared, monkeypatch: pytest.MonkeyPatch, site: str) -> None:
+    bind = decoder.gemv.bind
+    rows = {"qkv": 320, "head": SHAPE.vocab}[site]
+
+    def bare(x: Any, w: torch.Tensor, y: Any, bias: Any = None, norm: Any = None, accumulate: bool = False) -> Any:
+        return bind(x, w, y, bias, None if w.shape[0] == rows else norm, accumulate)
+
+    monkeypatch.setattr(decoder.gemv, "bind", bare)
+    with pytest.raises(RuntimeError, match=rf"({site}|logits).*differs from its reference"):
+        measure(prepared, member(256))
+
+
+def test_a_residual_that_is_replaced_instead_of_added_to_fails_the_gate(
+    prepared: Prepared, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bind = decoder.gemv.bind
+    monkeypatch.setattr(decoder.gemv, "bind", lambda *all, **named: bind(*all[:5], **named))
+    with pytest.raises(RuntimeError, match="o of layer 0 differs from its reference"):
+        measure(prepared, member(256))
+
+
+@pytest.mark.parametrize(("close", "passes"), [(1e-6, True), (1e-3, False)])
+def test_only_a_channel_within_rounding_of_its_threshold_may_fall_on_either_side(
+    prepared: Prepared, close: float, passes: bool
+) -> None:
+    """The kernel gets thresholds one channel away from those that the gate holds it to."""
+    sparse = cells.build(prepared, member(256, 0.5), STEPS)
+    x = prepared.weights.embedding[sparse.tokens[256]]
+    normed = (x * torch.rsqrt((x * x).mean() + prepared.weights.eps)).abs()
+    nth = float(normed.sort().values[len(normed) // 2])
+    assert sparse.thresholds is not None
+    values, kernel = sparse.thresholds.values.clone(), sparse._selections[0]["qkv"].thresholds
+    values[0, :3], kernel[:] = nth * (1 + close), nth * (1 - close)  # the kernel reads that channel, the reference not
+    sparse.thresholds = dataclasses.replace(sparse.thresholds, values=values)
+    if passes:
+        assert reference.gate_step(sparse) < 1e-5
+        assert int(sparse._kept[0, 0]) > int((normed > values[0, 0]).sum())
+    else:
+        with pytest.raises(RuntimeError, match="qkv of layer 0 differs"):
+            reference.gate_step(sparse)
 
 
 def test_a_mode_that_skips_steps_is_an_error(prepared: Prepared, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,7 +27,9 @@ def test_a_user_setting_wins(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_numba_sees_the_settings_whatever_is_imported_first() -> None:
-    script = "import kernels.cpu.gemv, numba; print(numba.config.CACHE_DIR); print(numba.config.THREADING_LAYER_PRIORITY)"
+    script = (
+        "import kernels.cpu.gemv, numba; print(numba.config.CACHE_DIR); print(numba.config.THREADING_LAYER_PRIORITY)"
+    )
     env = {name: value for name, value in os.environ.items() if not name.startswith("NUMBA")}
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, env=env, capture_output=True, text=True, check=True)
     folder, layers = done.stdout.splitlines()

@@ -15,6 +15,7 @@ import hashlib, os
 import numba, torch
 assert numba.get_num_threads() == int(os.environ["NUMBA_NUM_THREADS"])
 from kernels import attention, gate_up, gemv, score, sparse_gemv
+from kernels.norm import Norm
 from tests.inputs import draw, filled, selection, vector
 
 outputs = {}
@@ -38,6 +39,20 @@ keys, values, out = draw(3, 1700, 64, seed=4), draw(3, 1700, 64, seed=5), filled
 lengths = torch.tensor([1600, 513, 1023], dtype=torch.int32)
 attention.bind(draw(9, 64), keys, values, lengths, out, 0.125)()
 outputs["attention"] = out
+
+norm, y = Norm(draw(333, seed=6), 1e-5), draw(337, seed=7)
+gemv.bind(x, draw(337, 333, seed=1), y, bias, norm, accumulate=True)()
+outputs["gemv normed, added"] = y
+select, y = selection([0.4, 0.9, 0.1], (0, 131, 202, 337)), draw(337, seed=7)
+sparse_gemv.bind(x, draw(337, 333, seed=1).T.contiguous(), y, select, bias, norm, accumulate=True)()
+outputs["sparse_gemv normed, added"] = y
+act = filled(149)
+gate_up.bind(x, w, act, norm)()
+outputs["gate_up normed"] = act
+qkv, out, at = draw(15 * 64, seed=8), filled(576), torch.tensor([1650], dtype=torch.int32)
+full, packed = (keys.clone(), values.clone()), (keys.clone(), values.clone(), lengths)
+attention.bind_step(qkv, 10000.0 ** -(torch.arange(32) / 32), at, full, packed, lengths, out, 0.125)()
+outputs["step attention"] = out
 outputs["score"] = score.snapkv(draw(9, 16, 64), keys, 0.125, "max", 21)
 
 for name, value in outputs.items():
@@ -58,6 +73,6 @@ def bits(threads: int, compiled: Path) -> str:
 def test_results_do_not_depend_on_the_run_the_threads_or_the_cache_of_compiled_code(tmp_path: Path) -> None:
     """The first process compiles, the others load what it compiled: inlining could differ, results must not."""
     one = bits(1, tmp_path)
-    assert len(one.splitlines()) == 7 and any(tmp_path.rglob("*.nbc"))
+    assert len(one.splitlines()) == 11 and any(tmp_path.rglob("*.nbc"))
     for threads in (2, 3):
         assert bits(threads, tmp_path) == one, f"{threads} threads"

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from kernels import ShapeError, gate_up
+from kernels.norm import Norm, reference
 from tests.inputs import KINDS, NAN, draw, filled, selection, vector
 from tests.tolerances import DOT
 
@@ -125,3 +126,22 @@ def test_channels_divided_into_parts_are_all_counted_once(depth: int) -> None:
         skip = (x.abs() <= 0.4, x.abs() <= 1.0)
         assert close(act, x, w, skip) and select.kept.tolist() == [int((~s).sum()) for s in skip]
         x[::2] = 0.0  # fewer channels than before: what the first call listed must not be read again
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+@pytest.mark.parametrize("width", WIDTHS)
+def test_a_norm_is_applied_while_reading(width: int, sparse: bool) -> None:
+    x, w, act, weight = vector("outliers", 90), draw(2 * width, 90, seed=1), filled(width), draw(90, seed=3)
+    norm, same = Norm(weight, 1e-5), x.clone()
+    normed = reference(x.double(), norm).float()
+    sizes = normed.abs().sort().values
+    level = float((sizes[40] + sizes[41]) / 2)
+    if sparse:
+        select = selection([level, level], (0, width, 2 * width))
+        gate_up.bind_sparse(x, w.T.contiguous(), act, select, norm)()
+        assert select.kept.tolist() == [49, 49]
+    else:
+        gate_up.bind(x, w, act, norm)()
+    skip = normed.abs() <= level if sparse else torch.zeros(90, dtype=torch.bool)
+    assert torch.equal(x, same)
+    assert close(act, normed, w, (skip, skip))

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from kernels import ShapeError, gemv
+from kernels.norm import Norm, reference
 from tests.inputs import KINDS, NAN, dot_error, draw, filled, vector
 from tests.tolerances import DOT
 
@@ -83,3 +84,42 @@ def test_what_does_not_fit_is_named(
 def test_bytes_moved_are_those_of_the_weights() -> None:
     assert gemv.bytes_moved(draw(9, 64)) == 9 * 64 * 4
     assert gemv.bytes_moved(draw(9, 64).half()) == 9 * 64 * 2
+
+
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("rows", "depth"), SHAPES)
+def test_a_norm_on_reading_and_a_sum_on_writing(rows: int, depth: int, kind: str, biased: bool) -> None:
+    x, w, y = vector(kind, depth), draw(rows, depth, seed=1), draw(rows, seed=5)
+    bias, before, same = draw(rows, seed=2) if biased else None, y.double(), x.clone()
+    weight = draw(depth, seed=3)
+    gemv.bind(x, w, y, bias, Norm(weight, 1e-5), accumulate=True)()
+    wide = x.double()
+    wide = wide / torch.sqrt((wide * wide).mean() + 1e-5) * weight.double()
+    added = before if bias is None else before + bias.double()
+    size = w.double().abs() @ wide.abs() + before.abs() + (0 if bias is None else bias.double().abs())
+    assert dot_error(y, w.double() @ wide + added, size) < DOT
+    assert torch.equal(x, same), "the residual stream is not normed in place"
+    assert torch.allclose(reference(x.double(), Norm(weight, 1e-5)), wide, rtol=1e-12)
+
+
+def test_the_epsilon_decides_for_tiny_vectors() -> None:
+    y, x = filled(1), torch.full((4,), 1e-4)
+    gemv.bind(x, torch.eye(4)[:1], y, norm=Norm(torch.ones(4), 1e-6))()
+    assert float(y) == pytest.approx(1e-4 / (1e-8 + 1e-6) ** 0.5, rel=1e-6)
+    gemv.bind(torch.zeros(4), torch.eye(4)[:1], y, norm=Norm(torch.ones(4), 1e-6))()
+    assert float(y) == 0.0
+
+
+def test_each_accumulating_call_adds_once_more() -> None:
+    x, w, y = draw(64), draw(9, 64, seed=1), torch.zeros(9)
+    launch = gemv.bind(x, w, y, accumulate=True)
+    launch()
+    once = y.clone()
+    launch()
+    assert torch.allclose(y, 2 * once, rtol=1e-6)
+
+
+def test_a_norm_that_does_not_fit_is_named() -> None:
+    with pytest.raises(ShapeError, match="norm weight has shape"):
+        gemv.bind(draw(64), draw(9, 64), filled(9), norm=Norm(draw(63), 1e-5))

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernels import ShapeError, sparse_gemv
+from kernels.norm import Norm, reference
 from tests.inputs import KINDS, NAN, dot_error, draw, filled, selection, vector
 from tests.tolerances import DOT
 
@@ -162,3 +163,28 @@ def test_channels_divided_into_parts_are_all_counted_once(depth: int, keep: floa
     expected, size, kept = masked_product(x, w_in, thresholds, segments)
     assert dot_error(y, expected, size + 1e-30) < DOT
     assert select.kept.tolist() == kept
+
+
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("kind", ["normal", "outliers"])
+def test_the_normed_vector_is_compared_and_the_product_is_added(kind: str, biased: bool) -> None:
+    depth, segments = 101, (0, 65, 97, 129)
+    x, w_in, y, weight = vector(kind, depth), draw(depth, 129, seed=1), draw(129, seed=5), draw(depth, seed=3)
+    bias, before = draw(129, seed=2) if biased else None, y.double()
+    normed = reference(x.double(), Norm(weight, 1e-5)).float()
+    # Halfway between two neighbours: no channel is within rounding of its threshold.
+    sizes = normed.abs().sort().values
+    thresholds = [float((sizes[k] + sizes[k + 1]) / 2) for k in (50, 20, 80)]
+    select = selection(thresholds, segments)
+    sparse_gemv.bind(x, w_in, y, select, bias, Norm(weight, 1e-5), accumulate=True)()
+    expected, size, kept = masked_product(normed, w_in, thresholds, segments)
+    added = before if bias is None else before + bias.double()
+    assert dot_error(y, expected + added, size + added.abs() + before.abs()) < 2 * DOT
+    assert select.kept.tolist() == kept == [50, 80, 20]
+
+
+def test_nothing_kept_adds_nothing() -> None:
+    y = draw(33, seed=2)
+    before = y.clone()
+    sparse_gemv.bind(draw(64), draw(64, 33, seed=1), y, selection([1e30], (0, 33)), accumulate=True)()
+    assert torch.equal(y, before)

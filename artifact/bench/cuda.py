@@ -23,7 +23,7 @@ from tabulate import tabulate
 from artifact.shapes import Shape
 from kernels import Launch
 from kernels.cuda import attention, bandwidth, gate_up, gemv, sparse_gemv, token
-from kernels.cuda.common import Norm
+from kernels.norm import Norm
 from kernels.selection import Selection
 from kernels.sparse_gemv import bytes_moved
 
@@ -258,10 +258,10 @@ def step_lines(model: Model, gbps: float) -> Iterator[Line]:
     def attend(layer: int, kv: bool) -> Launch:
         keys, values = packed[layer]
         live = kept_lengths if kv else lengths
-        own = (keys, values, kept_lengths)
+        own = (keys, values, kept_lengths) if kv else None
         scale = shape.head_dim**-0.5
         cache = (full[layer][0], full[layer][1])
-        return attention.bind_step(model.qkv, inv_freq, position, cache, own, live, model.mixed, scale, read_packed=kv)
+        return attention.bind_step(model.qkv, inv_freq, position, cache, own, live, model.mixed, scale)
 
     def build(projection: bool, kv: bool) -> Steps:
         steps: Steps = [token.bind_embed(tokens, position, table, model.residual)]

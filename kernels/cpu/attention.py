@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import numba
 import numpy as np
@@ -17,6 +18,8 @@ import torch
 
 from kernels import Launch
 from kernels.cpu.common import FASTMATH, array, exp32
+from kernels.cpu.rope_append import arguments, rope_append
+from kernels.rope_append import Packed
 
 SPLIT = 512
 BLOCK = 256
@@ -85,10 +88,20 @@ def _build(group: int, dim: int) -> Callable[..., None]:
     """Compile for one group size and head dimension: constant trip counts let LLVM keep a query row in registers.
 
     The closure holds two integers only, so that the on-disk cache of compiled code finds it again in the next process.
+    With `append` the call starts with `rope_append`, whose arguments come after those of attention.
     """
 
     @numba.njit(parallel=True, fastmath=FASTMATH, cache=True)
-    def attention(query, keys, values, lengths, scale, partial, state, out):  # type: ignore[no-untyped-def]
+    def attention(  # type: ignore[no-untyped-def]
+        append, keys, values, lengths, scale, partial, state, out,
+        qkv, inv_freq, scaling, position, query, full_keys, full_values, packed, packed_keys, packed_values,
+        packed_lengths, q_norm, k_norm, eps,
+    ):  # fmt: skip
+        if append:
+            rope_append(
+                qkv, inv_freq, scaling, position, query, full_keys, full_values, packed, packed_keys, packed_values,
+                packed_lengths, q_norm, k_norm, eps,
+            )  # fmt: skip
         kv_heads = keys.shape[0]
         longest = 0
         for h in range(kv_heads):
@@ -145,12 +158,53 @@ def bind(
 ) -> Launch:
     """Bind decode attention over lengths[h] + 1 entries per KV head; shapes are checked by `kernels.attention.bind`."""
     heads, dim = query.shape
+    rotated, nothing = array("query", query), torch.zeros(0)
+    unused = arguments(
+        nothing, nothing, torch.zeros(1, dtype=torch.int32), rotated, (keys, values), None, None, None, 0.0, 1.0
+    )
+    return _bind(False, keys, values, lengths, out, scale, heads, dim, unused)
+
+
+def bind_step(
+    qkv: torch.Tensor,
+    inv_freq: torch.Tensor,
+    position: torch.Tensor,
+    full: tuple[torch.Tensor, torch.Tensor],
+    packed: Packed | None,
+    lengths: torch.Tensor,
+    out: torch.Tensor,
+    scale: float,
+    q_norm: torch.Tensor | None,
+    k_norm: torch.Tensor | None,
+    eps: float,
+    scaling: float,
+) -> Launch:
+    """Bind rotation, append and attention in one call; shapes are checked by `kernels.attention.bind_step`."""
+    dim = full[0].shape[2]
+    heads = out.shape[0] // dim
+    keys, values = full if packed is None else (packed[0], packed[1])
+    query = np.empty((heads, dim), dtype=np.float32)
+    rope = arguments(qkv, inv_freq, position, query, full, packed, q_norm, k_norm, eps, scaling)
+    return _bind(True, keys, values, lengths, out, scale, heads, dim, rope)
+
+
+def _bind(
+    append: bool,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    lengths: torch.Tensor,
+    out: torch.Tensor,
+    scale: float,
+    heads: int,
+    dim: int,
+    rope: tuple[Any, ...],
+) -> Launch:
     kv_heads, capacity, _ = keys.shape
     group = heads // kv_heads
     programs = kv_heads * -(-capacity // SPLIT)
     return functools.partial(
         _build(group, dim),
-        array("query", query),
+        append,
         array("keys", keys),
         array("values", values),
         array("lengths", lengths, torch.int32),
@@ -158,4 +212,5 @@ def bind(
         np.empty((programs, group, dim), dtype=np.float32),
         np.empty((programs, group, 2), dtype=np.float32),
         array("out", out).reshape(heads, dim),
+        *rope,
     )

@@ -13,8 +13,9 @@ import numpy as np
 import torch
 
 from kernels import Launch
-from kernels.cpu.common import EXACT, FASTMATH, array, divide, exp32
-from kernels.cpu.sparse_gemv import part_sums, scratch
+from kernels.cpu.common import EXACT, FASTMATH, array, divide, exp32, norm_arrays, normed
+from kernels.cpu.sparse_gemv import part_sums, partials
+from kernels.norm import Norm
 from kernels.selection import Selection
 
 
@@ -26,7 +27,8 @@ def _silu_product(gate, up, act, low, high):  # type: ignore[no-untyped-def]
 
 
 @numba.njit(parallel=True, fastmath=FASTMATH, cache=True)
-def _dense(x, w, gate, up, act, parts):  # type: ignore[no-untyped-def]
+def _dense(raw, gain, eps, scratch, w, gate, up, act, parts):  # type: ignore[no-untyped-def]
+    x = normed(raw, gain, eps, scratch)
     depth, width = x.shape[0], act.shape[0]
     for p in numba.prange(parts.shape[0]):
         low, high = parts[p, 0], parts[p, 1]
@@ -50,8 +52,11 @@ def _dense(x, w, gate, up, act, parts):  # type: ignore[no-untyped-def]
 
 
 @numba.njit(parallel=True, fastmath=EXACT, cache=True)
-def _sparse(x, w, thresholds, segments, act, kept, index, value, sums):  # type: ignore[no-untyped-def]
+def _sparse(  # type: ignore[no-untyped-def]
+    raw, gain, eps, scratch, w, thresholds, segments, act, kept, index, value, sums
+):
     parts, width = sums.shape[0], act.shape[0]
+    x = normed(raw, gain, eps, scratch)
     for p in numba.prange(parts):
         part_sums(x, w, thresholds, segments, kept, p, parts, index[p], value[p], sums[p])
     total = sums[0]
@@ -65,24 +70,27 @@ def _parts(width: int) -> np.ndarray:
     return np.array(divide(width, numba.get_num_threads()), dtype=np.int64)
 
 
-def bind(x: torch.Tensor, w: torch.Tensor, act: torch.Tensor, select_next: Selection | None = None) -> Launch:
-    """Bind the dense form; `select_next` is ignored, the CPU's next projection selects for itself."""
+def bind(x: torch.Tensor, w: torch.Tensor, act: torch.Tensor, norm: Norm | None) -> Launch:
+    """Bind the dense form; shapes are checked by `kernels.gate_up.bind`."""
     width = act.shape[0]
     gate, up = np.empty(width, dtype=np.float32), np.empty(width, dtype=np.float32)
-    return functools.partial(_dense, array("x", x), array("w", w), gate, up, array("act", act), _parts(width))
+    return functools.partial(
+        _dense, array("x", x), *norm_arrays(norm), array("w", w), gate, up, array("act", act), _parts(width)
+    )
 
 
 def bind_sparse(
-    x: torch.Tensor, w_in: torch.Tensor, act: torch.Tensor, selection: Selection, select_next: Selection | None = None
+    x: torch.Tensor, w_in: torch.Tensor, act: torch.Tensor, selection: Selection, norm: Norm | None
 ) -> Launch:
-    """Bind the thresholded form; `select_next` is ignored, the CPU's next projection selects for itself."""
+    """Bind the thresholded form; shapes are checked by `kernels.gate_up.bind_sparse`."""
     return functools.partial(
         _sparse,
         array("x", x),
+        *norm_arrays(norm),
         array("w_in", w_in),
         array("thresholds", selection.thresholds),
         np.array(selection.segments, dtype=np.int64),
         array("act", act),
         array("kept", selection.kept, torch.int32),
-        *scratch(*w_in.shape),
+        *partials(*w_in.shape),
     )

@@ -12,11 +12,13 @@ import numpy as np
 import torch
 
 from kernels import Launch
-from kernels.cpu.common import FASTMATH, array, divide
+from kernels.cpu.common import FASTMATH, array, divide, norm_arrays, normed
+from kernels.norm import Norm
 
 
 @numba.njit(parallel=True, fastmath=FASTMATH, cache=True)
-def _gemv(x, w, bias, y, parts):  # type: ignore[no-untyped-def]
+def _gemv(raw, gain, eps, scratch, w, bias, y, add, parts):  # type: ignore[no-untyped-def]
+    x = normed(raw, gain, eps, scratch)
     depth = x.shape[0]
     for p in numba.prange(parts.shape[0]):
         low, high = parts[p, 0], parts[p, 1]
@@ -29,19 +31,30 @@ def _gemv(x, w, bias, y, parts):  # type: ignore[no-untyped-def]
                 s1 += w[n + 1, k] * xk
                 s2 += w[n + 2, k] * xk
                 s3 += w[n + 3, k] * xk
+            if add:
+                s0, s1, s2, s3 = y[n] + s0, y[n + 1] + s1, y[n + 2] + s2, y[n + 3] + s3
             y[n], y[n + 1], y[n + 2], y[n + 3] = s0, s1, s2, s3
         for n in range(full, high):
             s0 = np.float32(0)
             for k in range(depth):
                 s0 += w[n, k] * x[k]
-            y[n] = s0
+            y[n] = y[n] + s0 if add else s0
         if bias.shape[0] > 0:
             for n in range(low, high):
                 y[n] += bias[n]
 
 
-def bind(x: torch.Tensor, w: torch.Tensor, y: torch.Tensor, bias: torch.Tensor | None = None) -> Launch:
-    """Bind y = w x + bias; shapes are checked by `kernels.gemv.bind`."""
+def bind(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    y: torch.Tensor,
+    bias: torch.Tensor | None,
+    norm: Norm | None,
+    accumulate: bool,
+) -> Launch:
+    """Bind y = w n(x) + bias or y += it; shapes are checked by `kernels.gemv.bind`."""
     parts = np.array(divide(w.shape[0], numba.get_num_threads()), dtype=np.int64)
     bias_array = np.zeros(0, dtype=np.float32) if bias is None else array("bias", bias)
-    return functools.partial(_gemv, array("x", x), array("w", w), bias_array, array("y", y), parts)
+    return functools.partial(
+        _gemv, array("x", x), *norm_arrays(norm), array("w", w), bias_array, array("y", y), accumulate, parts
+    )

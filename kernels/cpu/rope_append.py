@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import numba
 import numpy as np
@@ -32,8 +33,8 @@ def _head(source, weight, eps, cos, sin, out):  # type: ignore[no-untyped-def]
         out[i + half] = b * cos[i] + a * sin[i]
 
 
-@numba.njit(cache=True)
-def _rope_append(  # type: ignore[no-untyped-def]
+@numba.njit
+def rope_append(  # type: ignore[no-untyped-def]
     qkv,
     inv_freq,
     scaling,
@@ -49,6 +50,7 @@ def _rope_append(  # type: ignore[no-untyped-def]
     k_norm,
     eps,
 ):
+    """Rotate and append one token; query (heads, d) is written, `packed` says whether a packed cache takes it too."""
     heads, dim = query.shape
     kv_heads = keys.shape[0]
     where = position[0]
@@ -70,6 +72,29 @@ def _rope_append(  # type: ignore[no-untyped-def]
             packed_values[h, lengths[h]] = value
 
 
+@numba.njit(cache=True)
+def _alone(  # type: ignore[no-untyped-def]
+    qkv,
+    inv_freq,
+    scaling,
+    position,
+    query,
+    keys,
+    values,
+    packed,
+    packed_keys,
+    packed_values,
+    lengths,
+    q_norm,
+    k_norm,
+    eps,
+):
+    rope_append(
+        qkv, inv_freq, scaling, position, query, keys, values, packed, packed_keys, packed_values, lengths, q_norm,
+        k_norm, eps,
+    )  # fmt: skip
+
+
 def bind(
     qkv: torch.Tensor,
     inv_freq: torch.Tensor,
@@ -83,15 +108,33 @@ def bind(
     scaling: float,
 ) -> Launch:
     """Bind rotation and append; shapes are checked by `kernels.rope_append.bind`."""
+    return functools.partial(
+        _alone,
+        *arguments(qkv, inv_freq, position, array("query", query), full, packed, q_norm, k_norm, eps, scaling),
+    )
+
+
+def arguments(
+    qkv: torch.Tensor,
+    inv_freq: torch.Tensor,
+    position: torch.Tensor,
+    query: np.ndarray,
+    full: tuple[torch.Tensor, torch.Tensor],
+    packed: Packed | None,
+    q_norm: torch.Tensor | None,
+    k_norm: torch.Tensor | None,
+    eps: float,
+    scaling: float,
+) -> tuple[Any, ...]:
+    """Return what `rope_append` takes, in its order."""
     none = np.zeros(0, dtype=np.float32)
     keys, values = array("keys", full[0]), array("values", full[1])
-    return functools.partial(
-        _rope_append,
+    return (
         array("qkv", qkv),
         array("inv_freq", inv_freq),
         np.float32(scaling),
         array("position", position, torch.int32),
-        array("query", query),
+        query,
         keys,
         values,
         packed is not None,

@@ -17,7 +17,8 @@ import numpy as np
 import torch
 
 from kernels import Launch
-from kernels.cpu.common import EXACT, array
+from kernels.cpu.common import EXACT, array, norm_arrays, normed
+from kernels.norm import Norm
 from kernels.selection import Selection
 
 
@@ -78,19 +79,27 @@ def part_sums(x, w, thresholds, segments, kept, part, parts, index, value, sums)
 
 
 @numba.njit(parallel=True, fastmath=EXACT, cache=True)
-def _sparse_gemv(x, w, thresholds, segments, bias, y, kept, index, value, sums):  # type: ignore[no-untyped-def]
+def _sparse_gemv(  # type: ignore[no-untyped-def]
+    raw, gain, eps, scratch, w, thresholds, segments, bias, y, add, kept, index, value, sums
+):
     parts = sums.shape[0]
+    x = normed(raw, gain, eps, scratch)
     for p in numba.prange(parts):
         part_sums(x, w, thresholds, segments, kept, p, parts, index[p], value[p], sums[p])
-    y[:] = sums[0]
+    total = sums[0]
     for p in range(1, parts):
         for n in range(y.shape[0]):
-            y[n] += sums[p, n]
+            total[n] += sums[p, n]
     for n in range(bias.shape[0]):
-        y[n] += bias[n]
+        total[n] += bias[n]
+    if add:
+        for n in range(y.shape[0]):
+            y[n] += total[n]
+    else:
+        y[:] = total
 
 
-def scratch(depth: int, columns: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def partials(depth: int, columns: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Allocate index, value (parts, K + 1) and sums (parts, N) for a weight (K, N).
 
     Parts are the largest power of two with 128 channels each, 4 to 64: a function of K alone, so that bits do not
@@ -107,17 +116,25 @@ def scratch(depth: int, columns: int) -> tuple[np.ndarray, np.ndarray, np.ndarra
 
 
 def bind(
-    x: torch.Tensor, w_in: torch.Tensor, y: torch.Tensor, selection: Selection, bias: torch.Tensor | None = None
+    x: torch.Tensor,
+    w_in: torch.Tensor,
+    y: torch.Tensor,
+    selection: Selection,
+    bias: torch.Tensor | None,
+    norm: Norm | None,
+    accumulate: bool,
 ) -> Launch:
     """Bind the thresholded product; shapes are checked by `kernels.sparse_gemv.bind`."""
     return functools.partial(
         _sparse_gemv,
         array("x", x),
+        *norm_arrays(norm),
         array("w_in", w_in),
         array("thresholds", selection.thresholds),
         np.array(selection.segments, dtype=np.int64),
         np.zeros(0, dtype=np.float32) if bias is None else array("bias", bias),
         array("y", y),
+        accumulate,
         array("kept", selection.kept, torch.int32),
-        *scratch(*w_in.shape),
+        *partials(*w_in.shape),
     )

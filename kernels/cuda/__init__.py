@@ -4,14 +4,8 @@ Weights and caches are float16 or bfloat16, vectors float32, sums float32 in a f
 bits. No result is accumulated with atomics; where several programs share an output, each writes its partial sums to
 a workspace and the one that arrives last (an integer counter says which) adds them in index order.
 
-Beyond the common signatures, three operations take over their neighbours, so that a layer is five launches:
-
-    norm=Norm(weight, eps)   gemv, sparse_gemv, gate_up, sparse gate_up: x is the residual stream, normed while read
-    accumulate=True          gemv, sparse_gemv: y += W x, the residual addition
-    attention.bind_step      q/k norm, rotation and append ride on the attention kernel
-
-Selection needs no launch of its own: every program compares its own slice of x with the threshold as it reads it.
-`select_next` and `select` of producers are therefore accepted and unused.
+Selection needs no launch of its own: every program compares its own slice of x with the threshold as it reads it. Nor
+do norms (applied while reading) and residual additions (on writing).
 
 Overlap. On compute capability 9.0 and later, launches carry programmatic dependent launch: a kernel starts while its
 predecessor drains, loads the weights that do not depend on it, and waits only before touching its results.

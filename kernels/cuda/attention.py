@@ -26,7 +26,6 @@ from kernels.cuda.common import (
     wait_for_producer,
     workspace,
 )
-from kernels.selection import Selection
 
 Cache = tuple[torch.Tensor, torch.Tensor]
 Packed = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
@@ -271,7 +270,6 @@ def bind(
     lengths: torch.Tensor,
     out: torch.Tensor,
     scale: float,
-    select: Selection | None = None,
     chosen: Config | None = None,
 ) -> Callable[[], object]:
     """Bind attention of rotated queries (heads, d) over lengths[h] + 1 cached entries of each KV head; out (heads *
@@ -293,16 +291,14 @@ def bind_step(
     k_norm: torch.Tensor | None = None,
     eps: float = 1e-6,
     scaling: float = 1.0,
-    read_packed: bool = False,
     chosen: Config | None = None,
 ) -> Callable[[], object]:
     """Bind rope_append and attention as one launch.
 
     qkv ((heads + 2 kv_heads) d,) raw projections; the new entry goes to `position` of `full` and, when given, to its
-    length in `packed`. Attention reads `packed` when `read_packed`, else `full`; lengths (kv_heads,) int32 of the
-    cache that is read.
+    length in `packed`, which is then the cache that is read; lengths (kv_heads,) int32 of the cache that is read.
     """
-    keys, values = (packed[0], packed[1]) if read_packed and packed is not None else full
+    keys, values = full if packed is None else (packed[0], packed[1])
     return _bind(
         qkv, keys, values, lengths, out, scale, inv_freq, position, (q_norm, k_norm), eps, scaling, full, packed, chosen
     )

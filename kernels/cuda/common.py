@@ -8,7 +8,6 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import Any
 
@@ -24,16 +23,6 @@ SHARED_MEMORY_PERCENT = (
 )
 
 _workspaces: dict[tuple[str, torch.device], torch.Tensor] = {}
-
-
-@dataclass(frozen=True)
-class Norm:
-    """RMSNorm that a projection applies to its input while reading it. weight (K,) float32; eps in units of the mean
-    square.
-    """
-
-    weight: torch.Tensor
-    eps: float
 
 
 @triton.jit

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 
 from kernels.cuda import gemv, sparse_gemv
-from kernels.cuda.common import Norm
+from kernels.norm import Norm
 from kernels.selection import Selection
 
 
@@ -15,7 +15,6 @@ def bind(
     x: torch.Tensor,
     w: torch.Tensor,
     act: torch.Tensor,
-    select_next: Selection | None = None,
     norm: Norm | None = None,
     chosen: gemv.Config | None = None,
 ) -> Callable[[], object]:
@@ -28,7 +27,6 @@ def bind_sparse(
     w_in: torch.Tensor,
     act: torch.Tensor,
     select: Selection,
-    select_next: Selection | None = None,
     norm: Norm | None = None,
     chosen: sparse_gemv.Config | None = None,
 ) -> Callable[[], object]:

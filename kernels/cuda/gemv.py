@@ -12,7 +12,8 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.cuda.common import Norm, launcher, multiprocessors, overlaps, power_of_two, wait_for_producer
+from kernels.cuda.common import launcher, multiprocessors, overlaps, power_of_two, wait_for_producer
+from kernels.norm import Norm
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,6 @@ import triton
 import triton.language as tl
 
 from kernels.cuda.common import (
-    Norm,
     inverse_rms,
     launcher,
     multiprocessors,
@@ -30,6 +29,7 @@ from kernels.cuda.common import (
     wait_for_producer,
     workspace,
 )
+from kernels.norm import Norm
 from kernels.selection import Selection
 
 

@@ -10,7 +10,7 @@ pytest.importorskip("triton")
 from kernels import gate_up as gate_up_op
 from kernels import sparse_gemv as sparse_op
 from kernels.cuda import gate_up, gemv, sparse_gemv
-from kernels.cuda.common import Norm
+from kernels.norm import Norm
 from kernels.selection import Selection
 
 TOLERANCE = 2e-5  # float32 sums of at most 320 terms against float64; inputs are exact in half precision

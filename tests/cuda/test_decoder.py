@@ -1,0 +1,63 @@
+"""Whole steps on the Triton kernels, in every mode, against the gate's plain torch form; the CPU's kernels agree."""
+
+from __future__ import annotations
+
+import importlib
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+import kernels
+from artifact import cells
+from artifact.cells import member
+from artifact.models import Weights
+from artifact.prepare import Prepared, prepare_synthetic
+from artifact.reference import gate_step
+from artifact.shapes import Shape
+
+SHAPE = Shape("tiny", 96, 2, 6, 2, 32, 160, 211, 1024, False)
+STEPS = 3
+
+
+@pytest.fixture(scope="module", autouse=True)
+def triton_backend() -> None:
+    """Without a GPU every operation of these tests runs in Triton's interpreter on CPU tensors."""
+    if not torch.cuda.is_available():
+        patch = pytest.MonkeyPatch()
+        patch.setattr(kernels, "backend", lambda op, tensor: importlib.import_module(f"kernels.cuda.{op}"))
+        for op in ("attention", "gate_up", "gather", "gemv", "rope_append", "score", "sparse_gemv", "token"):
+            patch.setattr(f"kernels.{op}.backend", kernels.backend)
+        yield
+        patch.undo()
+    else:
+        yield
+
+
+@pytest.fixture(scope="module")
+def prepared(device: torch.device) -> Prepared:
+    return prepare_synthetic(SHAPE, device.type, torch.float16, 512 + STEPS + cells.EXTRA_STEPS)
+
+
+@pytest.mark.parametrize(("r_p", "r_kv"), [(1.0, 1.0), (0.5, 1.0), (1.0, 0.3), (0.6, 0.4)])
+def test_every_operation_of_a_step_passes_the_gate(prepared: Prepared, r_p: float, r_kv: float) -> None:
+    decoder = cells.build(prepared, member(256, r_p, r_kv), STEPS)
+    assert len(decoder.ops) == 5 * SHAPE.layers + 3
+    assert decoder._launches and gate_step(decoder) < 1e-3
+    assert gate_step(decoder) < 1e-3
+    counted = decoder.counted()
+    assert counted.steps == 2 and abs(counted.r_p - r_p) < 0.1
+    kept = int(256 * r_kv + 0.5) + 1.5
+    assert counted.kv_bytes == kept * SHAPE.layers * SHAPE.kv_heads * SHAPE.head_dim * 2 * 2
+
+
+def test_q_and_k_norms_ride_on_attention(prepared: Prepared) -> None:
+    from dataclasses import replace
+
+    weights = prepared.weights
+    gains = [torch.rand(2, SHAPE.head_dim, device=weights.device) + 0.5 for _ in weights.layers]
+    layers = tuple(replace(one, q_norm=g[0], k_norm=g[1]) for one, g in zip(weights.layers, gains, strict=True))
+    normed: Weights = replace(weights, layers=layers)
+    decoder = cells.build(replace(prepared, weights=normed), member(256), STEPS)
+    assert gate_step(decoder) < 1e-3
