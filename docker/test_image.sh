@@ -79,8 +79,8 @@ expect 0 run "${locked[@]}" "$image" tables runs/byte
 diff -r "$work/first" "$work/runs/byte/tables" || fail "the tables of a run differ when rendered again"
 expect 2 run --read-only --tmpfs /tmp "$image" verify byte_account
 shows "results cannot be written"
-# Inconclusive on a busy machine is no fault of the image; contradicted or an error is.
+# What a claim finds about this machine is no fault of the image; a usage error or an error of ours is.
 read -ra words <<<"${IMAGE_VERIFY:-verify-all --quick}"
-expect "0 3" run "${locked[@]}" "$image" "${words[@]}"
+expect "0 1 3" run "${locked[@]}" "$image" "${words[@]}"
 tail -n 25 "$work/out"
 say "passed"
