@@ -41,7 +41,7 @@ def flash_attn_kvcache() -> Callable[..., Any] | None:
 def paths_here(device: str) -> tuple[str, ...]:
     """Names of the attention paths that run on `device` here, the wasteful first and our own last."""
     flash = (FLASH_ATTN,) if device == "cuda" and flash_attn_kvcache() is not None else ()
-    return ("masked", "fused", *flash, OWN)
+    return ("masked", "fused", OWN, *flash)
 
 
 class LibraryAttention:

@@ -69,9 +69,9 @@ def mode_name(r_p: float, r_kv: float) -> str:
     ]
 
 
-def request(profile: Profile, groups: list[list[Row]], steps: int, longest: int) -> Row:
+def request(profile: Profile, groups: list[list[Row]], steps: int, longest: int, note: str = "") -> Row:
     """Parameters of one `decode` cell. longest: the context to prefill, the same in all cells of a run so that it is
-    shared.
+    shared. note: what was left out of the request and why, copied into every row.
     """
     return {
         "model": profile.model,
@@ -81,6 +81,7 @@ def request(profile: Profile, groups: list[list[Row]], steps: int, longest: int)
         "groups": groups,
         "steps": steps,
         "longest": longest,
+        "note": note,
     }
 
 
@@ -99,7 +100,7 @@ def decode(params: Row) -> Iterator[Row]:
     bandwidth = before.best(read_bandwidth(device))
     for row in rows:
         check_bandwidth(row, bandwidth)
-        yield {**row, "read_gbps": bandwidth.median_gbps}
+        yield {**row, "read_gbps": bandwidth.median_gbps, "note": params["note"]}
 
 
 def live(action: Callable[[Callable[[float, str], None]], Prepared]) -> Generator[Row, None, Prepared]:

@@ -27,6 +27,7 @@ VERBS = {
     "predict": ("artifact.predict:command", "Predict crossing and bounds of a model from its dimensions alone."),
     "verify": ("artifact.verbs.verify:command", "Measure and judge the named claims."),
     "verify-all": ("artifact.verbs.verify:all_command", "Measure and judge every claim and write the tables."),
+    "campaign": ("artifact.verbs.campaign:command", "Measure claims without judging, in pieces that add up."),
     "show": ("artifact.verbs.show:command", "Explain a claim, or show a finished run."),
     "tables": ("artifact.verbs.tables:command", "Render the LaTeX tables of a run again from its samples."),
     "quality": (

@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from artifact import gpu_state, memory_plan
 from artifact.account import Setting, n_star
 from artifact.cells import EXTRA_STEPS, Row, is_name, member, request
 from artifact.checkpoints import open_checkpoint
@@ -48,6 +49,17 @@ def longest_context(shape: Shape, steps: int, synthetic: bool) -> int:
     return (shape.window - room) // GRID_TOKENS * GRID_TOKENS
 
 
+def fitting_context(profile: Profile, steps: int, groups: Callable[[int], list[list[Row]]]) -> memory_plan.Fit:
+    """The longest context of the model's window whose groups fit the device. NotRun with the reason when none does."""
+    shape, synthetic = model_shape(profile), is_name(profile.model)
+    longest = longest_context(shape, steps, synthetic)
+    free = gpu_state.free_bytes() if profile.device == "cuda" else None
+    found = memory_plan.fit(shape, groups, longest, 4 if profile.dtype == "float32" else 2, synthetic, free)
+    if isinstance(found, str):
+        raise NotRun(found)
+    return found
+
+
 def doublings(longest: int) -> list[int]:
     """Return the contexts of a sweep: doublings from the shortest, then the longest."""
     contexts = []
@@ -70,18 +82,19 @@ def measure_blocks(
     left.
     """
     shape = model_shape(run.profile)
-    longest = longest_context(shape, plan.steps, is_name(run.profile.model))
+    fit = fitting_context(run.profile, plan.steps, lambda n: _largest_groups(plan, n))
+    longest = fit.tokens
     if longest <= 2 * SHORTEST_TOKENS:
         raise NotRun(f"the window of {shape.window} tokens is too short for a sweep from {SHORTEST_TOKENS} tokens")
     run.expect(1 + blocks)
-    pilot = run.measure([pilot_cell(run.profile, plan, longest)])
+    pilot = run.measure([pilot_cell(run.profile, plan, fit)])
     contexts = crossing_contexts(pilot, plan, shape, longest)
-    run.measure([block_cell(run.profile, plan, longest, block, contexts) for block in range(blocks)])
+    run.measure([block_cell(run.profile, plan, fit, block, contexts) for block in range(blocks)])
     for block in range(blocks, most):
         left = run.time_left_s()
         if not undecided(judge(run.rows(plan.claim), run.profile)) or left < (run.deadline_s - left) / block:
             return
-        run.measure([block_cell(run.profile, plan, longest, block, contexts)])
+        run.measure([block_cell(run.profile, plan, fit, block, contexts)])
 
 
 def undecided(findings: list[Finding]) -> bool:
@@ -89,10 +102,17 @@ def undecided(findings: list[Finding]) -> bool:
     return any(finding.verdict is Verdict.INCONCLUSIVE for finding in findings)
 
 
-def pilot_cell(profile: Profile, plan: Plan, longest: int) -> Cell:
+def _largest_groups(plan: Plan, longest: int) -> list[list[Row]]:
+    """Groups that hold at least what those of a block hold, wherever its crossings turn out to be."""
+    crossing = [member(longest, 1.0, max(_ratios(plan, 1))) for _ in SPREAD]
+    return [sweep_group(plan, longest, "sweep"), crossing]
+
+
+def pilot_cell(profile: Profile, plan: Plan, fit: memory_plan.Fit) -> Cell:
     """A short sweep that only chooses the contexts of the blocks; no verdict reads it."""
     steps = max(PILOT_STEPS, plan.steps // 4)
-    return Cell(plan.claim, "pilot", TASK, request(profile, [sweep_group(plan, longest, "pilot")], steps, longest))
+    group = sweep_group(plan, fit.tokens, "pilot")
+    return Cell(plan.claim, "pilot", TASK, request(profile, [group], steps, fit.tokens, fit.note))
 
 
 def sweep_group(plan: Plan, longest: int, part: str) -> list[Row]:
@@ -127,17 +147,17 @@ def crossing_contexts(pilot: list[Row], plan: Plan, shape: Shape, longest: int) 
 
 
 def block_cell(
-    profile: Profile, plan: Plan, longest: int, block: int, contexts: dict[tuple[float, float], list[int]]
+    profile: Profile, plan: Plan, fit: memory_plan.Fit, block: int, contexts: dict[tuple[float, float], list[int]]
 ) -> Cell:
     """One fresh process: the sweep, then both branches of every pair at the contexts around its crossing.
 
     The members of a group are alive together and interleaved step by step.
     """
-    groups = [sweep_group(plan, longest, "sweep")]
+    groups = [sweep_group(plan, fit.tokens, "sweep")]
     for r_p, r_kv in plan.pairs:
         modes, pair = ((r_p, 1.0), (1.0, r_kv)), (r_p, r_kv)
         groups.append([member(n, *mode, part="crossing", pair=pair) for n in contexts[pair] for mode in modes])
-    return Cell(plan.claim, f"block-{block}", TASK, request(profile, groups, plan.steps, longest), block)
+    return Cell(plan.claim, f"block-{block}", TASK, request(profile, groups, plan.steps, fit.tokens, fit.note), block)
 
 
 def _ratios(plan: Plan, which: int) -> list[float]:

@@ -81,7 +81,8 @@ class Judgement:
             "slope_ms_per_k": 1024 * slope,
         }
         lost = sum(not math.isfinite(value) for value in measured)
-        note = f"{lost} of {len(measured)} blocks did not bracket the crossing" if lost else ""
+        notes = [f"{lost} of {len(measured)} blocks did not bracket the crossing"] if lost else []
+        note = "; ".join([*notes, *filter(None, [self._first().get("note")])])
         interval = block_interval(differences, unit="tokens")
         return find(replace(predicate, region=region), interval, self.profile, note, extra)
 

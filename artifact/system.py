@@ -28,6 +28,7 @@ PACKAGES = (
     "datasets",
     "tokenizers",
     "triton",
+    "nvidia-ml-py",
     "flash-attn",
     "ray",
     "scipy",
@@ -130,9 +131,12 @@ def gpus() -> list[dict[str, str]]:
 
 
 def commit() -> str | None:
-    """The commit of a clean checkout; None elsewhere, because then a commit would not say what was run."""
+    """The commit of a clean checkout or of an archive of one; None elsewhere, because then a commit would not say what
+    was run.
+    """
     if not (ROOT / ".git").exists():
-        return None
+        archived = _read(ROOT / "artifact" / "archived-commit.txt") or ""
+        return archived if re.fullmatch(r"[0-9a-f]{40}", archived) else None
     status = _output("git", "-C", str(ROOT), "status", "--porcelain", "--untracked-files=no")
     return _output("git", "-C", str(ROOT), "rev-parse", "HEAD") if status == "" else None
 

@@ -30,6 +30,9 @@ def main() -> int:
     request = json.loads(sys.stdin.readline())
     threading.Thread(target=_stop_with_parent, daemon=True).start()
     set_threads(int(request["threads"]))
+    from artifact import gpu_state
+
+    idle = gpu_state.sample()
     begin, count = time.perf_counter(), 0
     try:
         for message in resolve(request["task"])(request["params"]):
@@ -45,7 +48,11 @@ def main() -> int:
         # Whatever ends the task is this cell's reason; it is re-raised so that its traceback reaches the record.
         send(out, {"error": f"{type(error).__name__}: {_first_line(error)}", "usage": False})
         raise
-    send(out, {"done": count, "seconds": time.perf_counter() - begin, "peak_bytes": peak_bytes(), "worker": describe()})
+    seconds, worker = time.perf_counter() - begin, describe()
+    if "torch" in sys.modules and sys.modules["torch"].cuda.is_initialized():
+        worker["gpu_before"], worker["gpu_after"] = idle, gpu_state.sample()
+        worker["gpu_peak_bytes"] = sys.modules["torch"].cuda.max_memory_reserved()
+    send(out, {"done": count, "seconds": seconds, "peak_bytes": peak_bytes(), "worker": worker})
     return 0
 
 

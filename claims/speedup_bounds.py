@@ -80,15 +80,15 @@ CLAIM = Claim(
 
 def measure(run: Run) -> None:
     """One cell per block: four modes at contexts from the shortest to the longest, all interleaved."""
-    from artifact.cells import is_name, member, request
-    from artifact.crossing_cells import TASK, doublings, longest_context, model_shape
+    from artifact.cells import member, request
+    from artifact.crossing_cells import TASK, doublings, fitting_context
     from artifact.records import Cell
 
     steps = QUICK_STEPS if run.quick else STEPS
-    longest = longest_context(model_shape(run.profile), steps, is_name(run.profile.model))
     modes = ((1.0, 1.0), (R_P, 1.0), (1.0, R_KV), (R_P, R_KV))
-    group = [member(n, *mode) for n in doublings(longest) for mode in modes]
-    params = request(run.profile, [group], steps, longest)
+    fit = fitting_context(run.profile, steps, lambda n: [[member(c, *mode) for c in doublings(n) for mode in modes]])
+    group = [member(n, *mode) for n in doublings(fit.tokens) for mode in modes]
+    params = request(run.profile, [group], steps, fit.tokens, fit.note)
     run.measure(
         [Cell(NAME, f"sweep-{block}", TASK, params, block) for block in range(QUICK_BLOCKS if run.quick else BLOCKS)]
     )

@@ -1,0 +1,90 @@
+"""Which contexts fit a GPU: bytes of weights, caches and scratch that a measuring process holds at once.
+
+Weights are held twice, output-major and input-major. Synthetic members of a group share one full cache, members on
+real text copy it; every KV member holds its packed copy beside it. Pure arithmetic: measures nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from artifact.account import K_TOKENS
+from artifact.shapes import Shape
+
+Row = dict[str, Any]
+ROOM_TOKENS = 128  # steps of a run, and what a member appends before them
+RUNTIME_BYTES = 3 << 30  # CUDA context, library workspaces, graphs, the buffer of the bandwidth measurement
+SHORTEST_TOKENS = 4096  # below it a sweep says nothing about contexts
+
+Groups = Callable[[int], list[list[Row]]]
+
+
+@dataclass(frozen=True)
+class Fit:
+    """The longest context that fits, and one sentence when it is shorter than what was asked for."""
+
+    tokens: int
+    note: str
+
+
+def weight_bytes(shape: Shape, item: int) -> int:
+    """Bytes of all weights: projections in both layouts, embedding and head once each (or once when tied)."""
+    tables = shape.vocab * shape.hidden * (1 if shape.tied_head else 2)
+    return item * (2 * shape.layers * shape.projection_params + tables)
+
+
+def scratch_bytes(shape: Shape, context: int, item: int) -> int:
+    """Bytes that come and go: the gate's float32 copies of one matrix and one head's cache, a selection's keys."""
+    matrix = 4 * max(shape.vocab, shape.intermediate) * shape.hidden
+    return matrix + context * shape.head_dim * (8 + shape.kv_heads * item)
+
+
+def group_bytes(shape: Shape, group: Iterable[Row], longest: int, item: int, synthetic: bool) -> int:
+    """Bytes of the caches that the members of one group hold together, prefill included."""
+    token = item * shape.layers * shape.kv_values_per_token
+    total = (longest + ROOM_TOKENS) * token
+    masked = 0
+    for one in group:
+        context = int(one["context"])
+        if not synthetic:
+            total += (context + ROOM_TOKENS) * token
+        if one["r_kv"] < 1:
+            total += (int(one["r_kv"] * context) + ROOM_TOKENS) * token
+        if one["path"] == "masked":  # keys and values repeated for every query head, one layer at a time
+            masked = max(masked, 2 * item * shape.heads * shape.head_dim * longest)
+    return total + masked
+
+
+def needed_bytes(shape: Shape, groups: Iterable[list[Row]], longest: int, item: int, synthetic: bool) -> int:
+    """Bytes that a process measuring these groups holds at its peak."""
+    caches = max(group_bytes(shape, group, longest, item, synthetic) for group in groups)
+    return weight_bytes(shape, item) + caches + scratch_bytes(shape, longest, item) + RUNTIME_BYTES
+
+
+def fit(shape: Shape, groups: Groups, longest: int, item: int, synthetic: bool, free_bytes: int | None) -> Fit | str:
+    """Halve `longest` until what `groups(longest)` needs is free. Returns the reason when nothing fits.
+
+    free_bytes None: the device does not say or is a CPU; nothing is cut.
+    """
+    if free_bytes is None:
+        return Fit(longest, "")
+    tokens = longest
+    while needed_bytes(shape, groups(tokens), tokens, item, synthetic) > free_bytes:
+        shorter = 1 << ((tokens - 1).bit_length() - 1)  # the next power of two below
+        if shorter < SHORTEST_TOKENS:
+            need = needed_bytes(shape, groups(tokens), tokens, item, synthetic)
+            return (
+                f"{shape.name} needs {need / 1e9:.1f} GB at {tokens / K_TOKENS:g}K tokens (weights in two layouts, "
+                f"caches, scratch), the GPU has {free_bytes / 1e9:.1f} GB free; choose a smaller --model"
+            )
+        tokens = shorter
+    if tokens == longest:
+        return Fit(longest, "")
+    need = needed_bytes(shape, groups(longest), longest, item, synthetic)
+    return Fit(
+        tokens,
+        f"contexts cut from {longest / K_TOKENS:g}K to {tokens / K_TOKENS:g}K tokens: {longest / K_TOKENS:g}K needs "
+        f"{need / 1e9:.1f} GB, the GPU has {free_bytes / 1e9:.1f} GB free",
+    )
