@@ -46,7 +46,15 @@ Row = dict[str, Any]
 
 
 class NotRun(Exception):
-    """Raised by `measure` when this machine or profile cannot run the claim; the message is the reason."""
+    """Raised by `measure` when this machine or profile cannot run the claim; the message is the reason.
+
+    `yours`: what is missing is something only the user can bring, such as a second checkpoint. Such a claim is reported
+    and does not make a run of other claims incomplete.
+    """
+
+    def __init__(self, reason: str, yours: bool = False) -> None:
+        super().__init__(reason)
+        self.yours = yours
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from artifact.cells import EXTRA_STEPS, Row, is_name, member, request
 from artifact.checkpoints import open_checkpoint
 from artifact.claim import Finding, NotRun
 from artifact.crossing import around, predict
-from artifact.prepare import GRID_TOKENS
+from artifact.prepare import GRID_TOKENS, grid
 from artifact.profiles import Profile
 from artifact.records import Cell, Run
 from artifact.shapes import Shape, known_shape
@@ -28,6 +28,7 @@ TASK = "artifact.cells:decode"
 SPREAD = (0.7, 1.0, 1.3)
 NARROW = (0.7, 1.3)  # two contexts fix a line; the first pair has three
 PILOT_STEPS = 10
+MIDDLE = 0.65  # of the longest context
 SHORTEST_TOKENS = 1024
 
 
@@ -116,11 +117,20 @@ def pilot_cell(profile: Profile, plan: Plan, fit: memory_plan.Fit) -> Cell:
 
 
 def sweep_group(plan: Plan, longest: int, part: str) -> list[Row]:
-    """All modes at the shortest and the longest context: kernel costs and the slope of dense decoding."""
+    """Members that give the kernel costs and the slope of dense decoding.
+
+    The first pair is swept at the shortest and the longest context, where it is also judged. The other ratios, whose
+    crossings lie at shorter contexts, are swept at the shortest and a middle one: a cost that is not quite constant
+    is then taken near its use.
+    """
+    nominal_p, nominal_kv = plan.pairs[0]
+    middle = grid(round(MIDDLE * longest))
     single = [*((r_p, 1.0) for r_p in _ratios(plan, 0)), *((1.0, r_kv) for r_kv in _ratios(plan, 1))]
-    settings = [(1.0, 1.0), *single, plan.pairs[0]]
-    members = [member(n, r_p, r_kv, part=part) for n in (SHORTEST_TOKENS, longest) for r_p, r_kv in settings]
-    return alternate(members)
+    others = [mode for mode in single if mode not in ((nominal_p, 1.0), (1.0, nominal_kv))]
+    settings = [(SHORTEST_TOKENS, mode) for mode in ((1.0, 1.0), *single)]
+    settings += [(middle, mode) for mode in ((1.0, 1.0), *others)]
+    settings += [(longest, mode) for mode in ((1.0, 1.0), (nominal_p, 1.0), (1.0, nominal_kv), plan.pairs[0])]
+    return alternate([member(n, *mode, part=part) for n, mode in settings])
 
 
 def alternate(members: list[Row]) -> list[Row]:

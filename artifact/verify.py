@@ -30,7 +30,8 @@ EXIT_OK, EXIT_CONTRADICTED, EXIT_USAGE, EXIT_INCOMPLETE, EXIT_ERROR = 0, 1, 2, 3
 class Outcome:
     """What one claim came to.
 
-    `usage` marks an error that is the user's to mend; minutes and memory are of its cells.
+    `usage` marks an error that is the user's to mend, `yours` a claim not run for want of something that only the user
+    can bring; minutes and memory are of its cells.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Outcome:
     seconds: float = 0.0
     peak_bytes: int = 0
     cells: int = 0
+    yours: bool = False
 
 
 def verify(run: Run, names: Sequence[str], on_done: Callable[[Outcome], None] | None = None) -> list[Outcome]:
@@ -66,7 +68,7 @@ def verify_one(run: Run, name: str) -> Outcome:
         try:
             module.measure(run)
         except NotRun as reason:
-            return not_run(name, str(reason))
+            return replace(not_run(name, str(reason)), yours=reason.yours)
         return None
 
     stopped, fault = isolated(measure, run.path, name)
@@ -163,9 +165,9 @@ def _asserted(finding: Finding, profile: Profile) -> Finding:
 
 def exit_code(outcomes: Sequence[Outcome]) -> int:
     """0 only when something was asserted and all of it reproduced; error 4 before usage 2, contradicted 1, incomplete
-    3.
+    3. A claim that waits for something of the user's counts for nothing, unless it is all there is.
     """
-    verdicts = [outcome.verdict for outcome in outcomes]
+    verdicts = [outcome.verdict for outcome in outcomes if not outcome.yours]
     errors = [outcome for outcome in outcomes if outcome.verdict is Verdict.ERROR]
     if errors:
         return EXIT_USAGE if all(outcome.usage for outcome in errors) else EXIT_ERROR

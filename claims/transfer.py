@@ -77,7 +77,9 @@ def measure(run: Run) -> None:
 
     second = os.environ.get(VARIABLE)
     if not second:
-        raise NotRun(f"needs a second checkpoint; run `{COMMAND}` with a Hugging Face directory or GGUF file")
+        raise NotRun(
+            f"needs a second checkpoint; run `{COMMAND}` with a Hugging Face directory or GGUF file", yours=True
+        )
     if run.profile.name != "gpu" and not Path(second).exists():
         raise NotRun(f"{VARIABLE} names {second}, which does not exist; run `{COMMAND}`")
     profiles = {"first": run.profile, "second": replace(run.profile, model=second)}

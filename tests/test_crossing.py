@@ -13,6 +13,7 @@ import pytest
 from artifact import crossing
 from artifact.account import K_TOKENS, Mode, Setting, n_star, step_bytes
 from artifact.claim import Finding
+from artifact.crossing_cells import Plan, sweep_group
 from artifact.profiles import Profile
 from artifact.shapes import known_shape
 from artifact.stats import Verdict
@@ -21,7 +22,6 @@ from claims import crossover
 SHAPE = known_shape("SmolLM2-135M")
 PROFILE = Profile("embedded", "model.gguf", "cpu", "float32", None, 2)
 BANDWIDTH_GBPS = 20.0
-SWEEP = (1024, 7936)
 Row = dict[str, Any]
 Times = Callable[[float, float, int], float]
 
@@ -55,9 +55,8 @@ def rows_of(times: Times, blocks: int = 5, noise: float = 0.004, seed: int = 0, 
 
     rows = []
     for block in range(blocks):
-        settings = {(1.0, 1.0), crossover.PAIRS[0]}
-        settings |= {(p, 1.0) for p, _ in crossover.PAIRS} | {(1.0, kv) for _, kv in crossover.PAIRS}
-        rows += [row("sweep", block, n, *setting) for n in SWEEP for setting in sorted(settings)]
+        swept = sweep_group(Plan("crossover", crossover.PAIRS, 50), 7936, "sweep")
+        rows += [row("sweep", block, one["context"], one["r_p"], one["r_kv"]) for one in swept]
         for r_p, r_kv in crossover.PAIRS:
             star = n_star(SHAPE, Setting(r_p, r_kv, weight_bits=32, kv_bits=32))
             for share in (1 - spread, 1 - spread / 3, 1 + spread / 3, 1 + spread):
@@ -203,3 +202,15 @@ def test_a_pair_is_located_on_its_own_rows_alone() -> None:
         if row["pair"] == [0.5, 0.3] and row["mode"] == "kv"
     ]
     assert first(rows + strangers).extra["measured_tokens"] == first(rows).extra["measured_tokens"]
+
+
+def test_every_mode_is_swept_at_two_contexts_and_dense_wherever_a_mode_is() -> None:
+    swept = sweep_group(Plan("crossover", crossover.PAIRS, 50), 7936, "sweep")
+    contexts: dict[tuple[float, float], set[int]] = {}
+    for one in swept:
+        contexts.setdefault((one["r_p"], one["r_kv"]), set()).add(one["context"])
+    assert len(swept) == 12
+    for r_p, r_kv in crossover.PAIRS:
+        assert len(contexts[r_p, 1.0]) == 2 and len(contexts[1.0, r_kv]) == 2
+    assert set().union(*contexts.values()) == contexts[1.0, 1.0]
+    assert contexts[0.5, 1.0] == contexts[1.0, 0.3] == {1024, 7936}

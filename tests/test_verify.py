@@ -236,3 +236,11 @@ def test_every_claim_of_the_artifact_keeps_the_contract() -> None:
     for name in claim.names():
         loaded = claim.load(name).claim
         assert loaded.name == name and loaded.minutes and loaded.needs and loaded.place
+
+
+def test_a_claim_that_waits_for_the_user_leaves_other_claims_complete() -> None:
+    done = Outcome("done", Verdict.REPRODUCED, ())
+    waiting = Outcome("waiting", Verdict.NOT_RUN, (), "needs a second checkpoint", yours=True)
+    assert exit_code([done, waiting]) == 0
+    assert exit_code([waiting]) == 3
+    assert exit_code([done, Outcome("cut", Verdict.NOT_RUN, (), "no GPU")]) == 3
