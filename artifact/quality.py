@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 Row = dict[str, Any]
 # The passes differ by float32 rounding alone.
 STEPWISE_TOLERANCE_NATS = 0.01
-# Mean over the compared tokens where projections are thresholded: a channel within rounding of its threshold falls on either
-# side, and through all layers and the cache that moves single tokens by up to 0.05 nats.
+# Mean over the compared tokens where projections are thresholded: a channel within rounding of its threshold falls on
+# either side, and through all layers and the cache that moves single tokens by up to 0.05 nats.
 THRESHOLDED_TOLERANCE_NATS = 0.05
 BOOTSTRAP_DRAWS = 4000
 
