@@ -1,4 +1,5 @@
-"""Recorded runs that ship with the repository: `recorded/<machine>/` with run.json, system.json and the raw samples.
+"""Recorded runs that ship with the repository: `recorded/<machine>/` with run.json, system.json and the raw samples,
+or `recorded/<machine>/<model>/` where several models were measured; the name of a run is its path.
 
 The samples are those of a run folder, plain or compressed (samples.jsonl.gz). They are judged again whenever they are
 shown, by the judges of this version, and whatever comes from them is marked `recorded`.
@@ -22,7 +23,8 @@ SAMPLES = ("samples.jsonl", "samples.jsonl.gz")
 
 def machines() -> list[str]:
     """Names of the recorded machines, sorted."""
-    return sorted(folder.name for folder in FOLDER.glob("*/") if any((folder / name).is_file() for name in SAMPLES))
+    folders = {file.parent for name in SAMPLES for file in FOLDER.rglob(name)}
+    return sorted(folder.relative_to(FOLDER).as_posix() for folder in folders)
 
 
 @contextmanager

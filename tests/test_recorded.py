@@ -1,0 +1,44 @@
+"""The runs that ship with the repository: complete, named by commit, and judged as docs/h200.md says."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from artifact.records import read_json
+from artifact.verify import read_results
+from paper_tables.recorded import machines, opened
+
+H200 = ("h200/llama-3.1-8b", "h200/llama-3.2-3b")
+
+
+def test_every_model_of_a_machine_is_a_run_of_its_own() -> None:
+    assert set(H200) <= set(machines())
+
+
+@pytest.mark.parametrize("name", H200)
+def test_a_recorded_run_names_its_commit_and_gpu_and_holds_seven_blocks(name: str) -> None:
+    with opened(name) as folder:
+        system, results = read_json(folder / "system.json"), read_results(folder)
+    assert re.fullmatch(r"[0-9a-f]{40}", system["commit"]) and system["gpus"][0]["name"] == "NVIDIA H200"
+    assert {"crossover", "speedup_bounds", "baseline_sensitivity"} <= results["claims"].keys()
+    for claim in ("speedup_bounds", "baseline_sensitivity"):
+        assert results["claims"][claim]["verdict"] == "reproduced"
+        assert all(finding["interval"]["n"] >= 7 for finding in results["claims"][claim]["findings"])
+
+
+def test_the_crossings_of_the_8b_model_are_those_that_the_documentation_prints() -> None:
+    with opened(H200[0]) as folder:
+        findings = read_results(folder)["claims"]["crossover"]["findings"]
+    crossings = [finding for finding in findings if finding["predicate"].startswith("crossing at")]
+    assert [round(finding["extra"]["measured_tokens"]) for finding in crossings] == [39432, 23042, 19899]
+    assert [finding["verdict"] for finding in crossings] == ["reproduced"] * 3
+
+
+def test_crossings_of_the_3b_model_below_the_sweep_are_inconclusive_not_contradicted() -> None:
+    with opened(H200[1]) as folder:
+        findings = read_results(folder)["claims"]["crossover"]["findings"]
+    crossings = [finding for finding in findings if finding["predicate"].startswith("crossing at")]
+    assert [finding["verdict"] for finding in crossings] == ["inconclusive"] * 3
+    assert all("did not bracket" in finding["note"] for finding in crossings)
