@@ -29,8 +29,8 @@ PAIRS = ((0.5, 0.3), (0.6, 0.3), (0.6, 0.2))  # (r_p, r_kv); the first is the pa
 REGION_SHARE = 0.055  # 4.1K / 74.3K
 BOUND_SLACK = 1.05
 BLOCKS, MOST_BLOCKS = 7, 8  # docs/judge-rates.md: fewer blocks err too often, more looks than these as well
-STEPS, QUICK_STEPS = 50, 10
-QUICK_BLOCKS = 5  # a quick run relies on a quiet machine; the regions are the same
+STEPS, QUICK_STEPS = 50, 8
+QUICK_BLOCKS = 4  # a quick run relies on a quiet machine; the regions are the same
 EVERYWHERE = frozenset(NAMES)
 
 
