@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 NAME = "speedup_bounds"
 R_P, R_KV = 0.5, 0.3
-BLOCKS, QUICK_BLOCKS, STEPS, QUICK_STEPS = 7, 5, 30, 8
+BLOCKS, QUICK_BLOCKS, STEPS, QUICK_STEPS = 7, 3, 30, 8
 EVERYWHERE = frozenset(NAMES)
 PLACE = "section 4.2, Figure 3"
 
