@@ -14,8 +14,10 @@ from collections.abc import Iterator
 
 import torch
 
-from artifact.decoder import Decoder, Op
+from artifact.decoder import Decoder
 from artifact.models import Layer, Matrix
+from artifact.projection.thresholds import Thresholds
+from artifact.step import Op
 
 TOLERANCE = 1e-3  # float32 accumulation differs by about 1e-6, half-precision rounding of a product by under 1e-3
 AMBIGUOUS = 1e-5  # two float32 sums of a few thousand squares, a root and two products, relative to the threshold
@@ -145,7 +147,8 @@ def _project(
 
     Returns the outputs and, per output, what the channels within `band` of a threshold may change.
     """
-    thresholds = gate.decoder.thresholds
+    branch = gate.decoder.projection
+    thresholds = branch if isinstance(branch, Thresholds) else None
     parts, allowed, start = [], [], 0
     for offset, width in enumerate(widths):
         w = matrix.w[start : start + width]

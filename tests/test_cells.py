@@ -13,7 +13,7 @@ from artifact import attention_paths, cells, decoder, reference, timing
 from artifact.cells import member
 from artifact.decoder import Decoder
 from artifact.prepare import Prepared, grid, prepare_synthetic
-from artifact.projection.thresholds import Thresholds
+from artifact.projection.thresholds import ThresholdedSteps, Thresholds
 from artifact.shapes import Shape
 from kernels import sparse_gemv
 from kernels.bandwidth import Bandwidth
@@ -84,7 +84,7 @@ def test_a_wrong_mask_fails_the_gate(prepared: Prepared, monkeypatch: pytest.Mon
     def shifted(x: torch.Tensor, w: torch.Tensor, *rest: Any) -> Any:
         return bind(x, w.roll(1, 0).contiguous(), *rest)  # every channel reads its neighbour's row
 
-    monkeypatch.setattr(decoder.sparse_gemv, "bind", shifted)
+    monkeypatch.setattr(sparse_gemv, "bind", shifted)
     with pytest.raises(RuntimeError, match="differs from its reference"):
         measure(prepared, member(256, 0.5))
 
@@ -147,13 +147,13 @@ def test_only_a_channel_within_rounding_of_its_threshold_may_fall_on_either_side
     x = prepared.weights.embedding[sparse.tokens[256]]
     normed = (x * torch.rsqrt((x * x).mean() + prepared.weights.eps)).abs()
     nth = float(normed.sort().values[len(normed) // 2])
-    assert sparse.thresholds is not None
-    values, kernel = sparse.thresholds.values.clone(), sparse._selections[0]["qkv"].thresholds
+    assert isinstance(sparse.projection, Thresholds) and isinstance(sparse.projections, ThresholdedSteps)
+    values, kernel = sparse.projection.values.clone(), sparse.projections.selections[0]["qkv"].thresholds
     values[0, :3], kernel[:] = nth * (1 + close), nth * (1 - close)  # the kernel reads that channel, the reference not
-    sparse.thresholds = dataclasses.replace(sparse.thresholds, values=values)
+    sparse.projection = dataclasses.replace(sparse.projection, values=values)
     if passes:
         assert reference.gate_step(sparse) < 1e-5
-        assert int(sparse._kept[0, 0]) > int((normed > values[0, 0]).sum())
+        assert int(sparse.projections.counters[0][0, 0]) > int((normed > values[0, 0]).sum())
     else:
         with pytest.raises(RuntimeError, match="qkv of layer 0 differs"):
             reference.gate_step(sparse)
