@@ -12,8 +12,11 @@ from dataclasses import dataclass
 import torch
 
 from artifact.errors import UserError
+from artifact.kv.branch import Entries, LayerInputs
 from artifact.models import empty
 from artifact.shapes import Shape
+from artifact.step import Op
+from kernels import attention
 
 
 @dataclass(frozen=True)
@@ -65,6 +68,20 @@ class KVCache:
         other.set_tokens(tokens)
         return other
 
+    def released(self) -> KVCache:
+        """Return a cache that counts tokens but stores none: for a branch that keeps all that it reads itself."""
+        none = self.keys[:, :, :0]
+        return KVCache(none, none, self.position.clone(), self.lengths.clone())
+
+    @property
+    def stored(self) -> bool:
+        """Whether entries are kept at all."""
+        return self.capacity > 0
+
+    def entries(self, index: int, more: int = 0) -> Entries:
+        """What dense attention of one layer reads, and `more` entries behind it."""
+        return _entries(self.keys, self.values, self.lengths, index, more)
+
     def fork(self, tokens: int, capacity: int) -> KVCache:
         """Copy the first `tokens` entries into a cache of `capacity` of its own: what one mode appends no other mode
         sees.
@@ -100,6 +117,58 @@ class PackedCache:
     def capacity(self) -> int:
         return self.keys.shape[2]
 
+    @property
+    def attended(self) -> torch.Tensor:
+        return self.lengths
+
+    @property
+    def entry_bytes(self) -> int:
+        return 2 * self.keys.shape[3] * self.keys.element_size()
+
+    @property
+    def fixed_bytes(self) -> float:
+        return 0.0
+
+    @property
+    def per_step(self) -> bool:
+        return False
+
+    def room(self) -> int:
+        """Tokens that may still be appended."""
+        return self.capacity - int(self.lengths.max())
+
+    def storage_bytes(self) -> int:
+        """Bytes allocated, every head as long as the longest."""
+        return 2 * self.keys.numel() * self.keys.element_size()
+
+    def attention(self, index: int, inputs: LayerInputs) -> list[Op]:
+        """One launch: rotation, append to both caches and attention over this one."""
+        own = (self.keys[index], self.values[index], self.lengths[index])
+        i = inputs
+        place = (i.inv_freq, i.position)
+        step = attention.bind_step(
+            i.qkv, *place, i.full, own, self.lengths[index], i.out, i.scale, i.q_norm, i.k_norm, i.eps
+        )
+        return [Op("attention", step)]
+
+    def entries(self, index: int, more: int = 0) -> Entries:
+        """What attention of one layer reads, and `more` entries behind each head's length."""
+        return _entries(self.keys, self.values, self.lengths, index, more)
+
+    def append(self, index: int, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """Write (kv_heads, m, d) keys and values behind the entries of every head and advance its length."""
+        count = keys.shape[1]
+        for head, length in enumerate(self.lengths[index].tolist()):
+            self.keys[index, head, length : length + count] = keys[head]
+            self.values[index, head, length : length + count] = values[head]
+        self.lengths[index] += count
+
     def keep_ratio(self) -> float:
         """Counted share of the prompt's entries that are retained, from the lengths themselves (before any append)."""
         return float(self.lengths.double().mean()) / self.prompt_tokens
+
+
+def _entries(keys: torch.Tensor, values: torch.Tensor, lengths: torch.Tensor, index: int, more: int) -> Entries:
+    own = lengths[index] + more
+    longest = int(own.max())
+    return Entries(keys[index][:, :longest], values[index][:, :longest], own)

@@ -7,9 +7,9 @@ append on attention. Only where a library's attention is timed (`artifact.attent
 own.
 
 A mode changes only what a step reads: a projection branch decides which weights of the seven projections are read, a
-packed cache decides which entries attention reads. The full cache keeps growing in every mode, so a branch can be
-switched between steps. A `Decoder` is the list of launches of one mode; what it really read is counted by the kernels
-and summed on the device.
+KV branch (`artifact.kv.branch`) brings the attention over its own storage. The full cache keeps growing in every mode,
+so that a branch can be switched between steps, unless it was released to show a method's own memory. A `Decoder` is the
+list of launches of one mode; what it really read is counted by the kernels and summed on the device.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import torch
 from artifact.attention_paths import OWN, LibraryAttention, backend_name
 from artifact.cache import KVCache, PackedCache
 from artifact.errors import UserError
+from artifact.kv.branch import KVBranch, LayerInputs
 from artifact.models import Layer, Weights
 from artifact.projection.branch import Projection
 from artifact.projection.dense import Dense
@@ -34,8 +35,8 @@ from kernels.norm import Norm
 class Counted:
     """What a number of steps read, counted by the step itself.
 
-    steps; projection, cache and head bytes per step (means); keep ratios: bytes read over the bytes that dense steps
-    at the same positions read.
+    steps; projection, cache and head bytes per step (means); keep ratios: bytes read, metadata included, over the
+    bytes that dense steps at the same positions read.
     """
 
     steps: int
@@ -55,7 +56,8 @@ class Decoder:
 
     tokens (capacity,) int64 holds the prompt and what follows: step() reads tokens[position]. With `greedy` it also
     writes the most likely next token to tokens[position + 1]. path: which attention implementation runs
-    (`artifact.attention_paths`). projection None reads every weight; packed None reads the full cache.
+    (`artifact.attention_paths`). projection None reads every weight; packed None reads the full cache. A
+    cache that stores nothing (`KVCache.released`) needs a KV branch.
     """
 
     def __init__(
@@ -64,7 +66,7 @@ class Decoder:
         cache: KVCache,
         tokens: torch.Tensor,
         projection: Projection | None = None,
-        packed: PackedCache | None = None,
+        packed: KVBranch | None = None,
         greedy: bool = False,
         path: str = OWN,
     ) -> None:
@@ -76,6 +78,10 @@ class Decoder:
             raise UserError(
                 f"the packed cache was selected from {packed.prompt_tokens} tokens, the full cache holds {cache.tokens}"
             )
+        if packed is None and not cache.stored:
+            raise UserError("the full cache was released and no KV branch is given; there is nothing to attend to")
+        if path != OWN and packed is not None and not isinstance(packed, PackedCache):
+            raise UserError(f"attention path {path!r} reads whole entries of equal heads; use {OWN!r} with this method")
         self._entries_total = torch.zeros(shape.layers, shape.kv_heads, dtype=torch.int64, device=device)
         self._start = cache.tokens
         self.buffers = Buffers.allocate(shape, device)
@@ -88,12 +94,12 @@ class Decoder:
 
     @property
     def attended(self) -> torch.Tensor:
-        """Lengths (L, kv_heads) of the cache that attention reads in this mode."""
-        return self.cache.lengths if self.packed is None else self.packed.lengths
+        """Entries (L, kv_heads) that attention reads in this mode besides a step's own."""
+        return self.cache.lengths if self.packed is None else self.packed.attended
 
     def attention_backend(self) -> str:
         """Return the attention implementation that runs in this mode, as probed now."""
-        keys = (self.cache if self.packed is None else self.packed).keys[0]
+        keys = self.packed.keys[0] if isinstance(self.packed, PackedCache) else self.cache.keys[0]
         return backend_name(self.path, self.buffers.query, keys, self.attended[0])
 
     def step(self) -> None:
@@ -108,8 +114,8 @@ class Decoder:
         """Return the bytes of caches and weights that steps of this mode choose from, shared weights counted as its
         own.
         """
-        keys = (self.cache if self.packed is None else self.packed).keys
-        entries = float(self.attended.sum()) * 2 * keys.shape[-1] * keys.element_size()
+        entries = float(self.attended.sum()) * self._entry_bytes()
+        entries += 0.0 if self.packed is None else self.packed.fixed_bytes
         item = self.weights.embedding.element_size()
         shape = self.weights.shape
         return entries + (shape.layers * shape.projection_params + shape.head_params) * item
@@ -117,9 +123,9 @@ class Decoder:
     def check_room(self, steps: int) -> None:
         """Raise UserError unless the caches and the token buffer hold `steps` more tokens."""
         places = self.tokens.shape[0] - int(self.greedy)  # the last greedy step writes the token after it
-        room = min(self.cache.capacity, places) - self.cache.tokens
+        room = (min(self.cache.capacity, places) if self.cache.stored else places) - self.cache.tokens
         if self.packed is not None:
-            room = min(room, self.packed.capacity - int(self.packed.lengths.max()))
+            room = min(room, self.packed.room())
         if steps > room:
             raise UserError(
                 f"{steps} decode steps asked for, the caches have room for {room}; allocate a larger capacity"
@@ -147,20 +153,25 @@ class Decoder:
             raise RuntimeError("no step was counted since the last reset")
         shape = self.weights.shape
         item = self.weights.embedding.element_size()
-        kv_item = self.cache.keys.element_size()
         dense = float(shape.layers * shape.projection_params * item)
         read = self.projections.bytes_read(steps)
-        entries = float(self._entries_total.sum()) / steps
+        cached = float(self._entries_total.sum()) / steps * self._entry_bytes()
+        cached += 0.0 if self.packed is None else self.packed.fixed_bytes
         # A dense step at position p reads p + 1 entries per layer and KV head.
         full = (self._start + (steps + 1) / 2) * shape.layers * shape.kv_heads
         return Counted(
             steps=steps,
             projection_bytes=read,
-            kv_bytes=entries * 2 * shape.head_dim * kv_item,
+            kv_bytes=cached,
             head_bytes=float(shape.head_params * item),
             r_p=read / dense,
-            r_kv=entries / full,
+            r_kv=cached / (full * 2 * shape.head_dim * self.cache.keys.element_size()),
         )
+
+    def _entry_bytes(self) -> int:
+        """Bytes of one entry that `attended` counts."""
+        dense = 2 * self.weights.shape.head_dim * self.cache.keys.element_size()
+        return dense if self.packed is None else self.packed.entry_bytes
 
     def _build(self) -> list[Op]:
         weights, b, cache = self.weights, self.buffers, self.cache
@@ -182,15 +193,18 @@ class Decoder:
     def _attention(self, index: int, layer: Layer) -> list[Op]:
         weights, b, cache, packed = self.weights, self.buffers, self.cache, self.packed
         full = (cache.keys[index], cache.values[index])
-        own = None if packed is None else (packed.keys[index], packed.values[index], packed.lengths[index])
         place = (weights.inv_freq, cache.position)
         q_norm, k_norm, eps = layer.q_norm, layer.k_norm, weights.eps
         scale, live = weights.shape.head_dim**-0.5, self.attended[index]
-        if self._library is None:
-            step = attention.bind_step(b.qkv, *place, full, own, live, b.mixed, scale, q_norm, k_norm, eps)
-            return [Op("attention", step)]
-        keys, values = full if own is None else own[:2]
-        return [
-            Op("rope_append", rope_append.bind(b.qkv, *place, b.query, full, own, q_norm, k_norm, eps)),
-            Op("attention", self._library.bind(index, b.query, keys, values, live, b.mixed, scale)),
-        ]
+        if self._library is not None:
+            own = (packed.keys[index], packed.values[index], live) if isinstance(packed, PackedCache) else None
+            keys, values = full if own is None else own[:2]
+            return [
+                Op("rope_append", rope_append.bind(b.qkv, *place, b.query, full, own, q_norm, k_norm, eps)),
+                Op("attention", self._library.bind(index, b.query, keys, values, live, b.mixed, scale)),
+            ]
+        if packed is not None:
+            inputs = LayerInputs(b.qkv, b.query, b.mixed, full, *place, scale, q_norm, k_norm, eps)
+            return packed.attention(index, inputs)
+        step = attention.bind_step(b.qkv, *place, full, None, live, b.mixed, scale, q_norm, k_norm, eps)
+        return [Op("attention", step)]

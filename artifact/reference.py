@@ -40,9 +40,9 @@ class Gate:
         op.launch()
 
     def run_attention(self) -> None:
-        """Launch attention, after rotation and append where they are an operation of their own."""
-        if self._ops[0].name == "rope_append":
-            self.run("rope_append")
+        """Launch attention, after rotation, append and a choice of entries where they are operations of their own."""
+        while self._ops[0].name != "attention":
+            self.run("choose" if self._ops[0].name == "choose" else "rope_append")
         self.run("attention")
 
     def rest(self) -> Iterator[Op]:
@@ -100,20 +100,21 @@ def _attention_half(gate: Gate, layer: Layer, index: int, position: int) -> None
         q, k = _norm(q, layer.q_norm, eps), _norm(k, layer.k_norm, eps)
     angles = position * decoder.weights.inv_freq
     q, k = _turn(q, angles), _turn(k, angles)
-    source = decoder.cache if decoder.packed is None else decoder.packed
-    slots = source.lengths[index].long()
     gate.run_attention()
-    own = torch.arange(shape.kv_heads, device=slots.device)
-    gate.check(f"appended key {where}", decoder.cache.keys[index][:, position], k)
-    gate.check(f"appended value {where}", decoder.cache.values[index][:, position], v)
-    gate.check(f"key in the attended cache {where}", source.keys[index][own, slots], k)
-    gate.check(f"value in the attended cache {where}", source.values[index][own, slots], v)
+    if decoder.cache.stored:
+        gate.check(f"appended key {where}", decoder.cache.keys[index][:, position], k)
+        gate.check(f"appended value {where}", decoder.cache.values[index][:, position], v)
+    source = decoder.cache if decoder.packed is None else decoder.packed
+    read = source.entries(index, 1)
+    own, last = torch.arange(shape.kv_heads, device=q.device), read.lengths.long() - 1
+    gate.check(f"key in the attended cache {where}", read.keys[own, last], k)
+    gate.check(f"value in the attended cache {where}", read.values[own, last], v)
 
     mixed = torch.empty(shape.heads, shape.head_dim, device=b.mixed.device)
-    for kv, live in enumerate((slots + 1).tolist()):
+    for kv, live in enumerate(read.lengths.tolist()):
         group = slice(kv * shape.group, (kv + 1) * shape.group)
-        weights = torch.softmax(q[group] @ source.keys[index, kv, :live].float().T / shape.head_dim**0.5, -1)
-        mixed[group] = weights @ source.values[index, kv, :live].float()
+        weights = torch.softmax(q[group] @ read.keys[kv, :live].float().T / shape.head_dim**0.5, -1)
+        mixed[group] = weights @ read.values[kv, :live].float()
     gate.check(f"attention {where}", b.mixed, mixed.view(-1))
     _added(gate, "o", where, *_project(gate, layer.o, b.mixed, index, (shape.hidden,), 3))
 

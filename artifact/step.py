@@ -20,7 +20,7 @@ class Op:
 
 @dataclass(frozen=True)
 class Buffers:
-    """Activation vectors of one decoder, float32; `query` is written only ahead of a library's attention."""
+    """Activation vectors of one decoder, float32; `query` is written only where rotation is a launch of its own."""
 
     residual: torch.Tensor
     qkv: torch.Tensor
