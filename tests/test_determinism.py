@@ -14,7 +14,8 @@ SCRIPT = """
 import hashlib, os
 import numba, torch
 assert numba.get_num_threads() == int(os.environ["NUMBA_NUM_THREADS"])
-from kernels import attention, gate_up, gemv, score, sparse_gemv
+from kernels import attention, gate_up, gemv, masked_mlp, score, sparse_gemv
+from kernels.masked_mlp import LowRank
 from kernels.norm import Norm
 from tests.inputs import draw, filled, selection, vector
 
@@ -34,6 +35,11 @@ outputs["gate_up"] = act
 act = filled(149)
 gate_up.bind_sparse(x, w.T.contiguous(), act, selection([0.4, 0.9], (0, 149, 298)))()
 outputs["gate_up sparse"] = act
+
+low = LowRank(draw(149, 5, seed=10), draw(149, 5, seed=11), draw(149, 5, seed=12))
+act, kept = filled(154), torch.zeros(2, dtype=torch.int32)
+masked_mlp.bind(draw(159, seed=13), x, w[149:], act, torch.tensor([0.2]), kept, Norm(draw(333, seed=6), 1e-5), None, low)()
+outputs["masked_mlp"] = act
 
 keys, values, out = draw(3, 1700, 64, seed=4), draw(3, 1700, 64, seed=5), filled(576)
 lengths = torch.tensor([1600, 513, 1023], dtype=torch.int32)
@@ -73,6 +79,6 @@ def bits(threads: int, compiled: Path) -> str:
 def test_results_do_not_depend_on_the_run_the_threads_or_the_cache_of_compiled_code(tmp_path: Path) -> None:
     """The first process compiles, the others load what it compiled: inlining could differ, results must not."""
     one = bits(1, tmp_path)
-    assert len(one.splitlines()) == 11 and any(tmp_path.rglob("*.nbc"))
+    assert len(one.splitlines()) == 12 and any(tmp_path.rglob("*.nbc"))
     for threads in (2, 3):
         assert bits(threads, tmp_path) == one, f"{threads} threads"

@@ -1,0 +1,131 @@
+"""Masked up projection in Triton: a program owns a few rows, decides over them from the gate and reads what is kept.
+
+There are many more programs than fit at once, so a multiprocessor whose rows were dropped takes the next ones. The
+program that arrives last adds the counts and the low-rank sums of all in index order.
+"""
+
+# mypy: disallow-untyped-defs=False
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from kernels.cuda.common import arrives_last, counters, launcher, overlaps, power_of_two, wait_for_producer, workspace
+from kernels.masked_mlp import LowRank, Route
+from kernels.norm import Norm
+
+GATHERED = 256  # programs whose sums are added at a time
+
+
+@dataclass(frozen=True)
+class Config:
+    """rows per program, weights of one row read at once, warps."""
+
+    rows: int
+    block: int
+    warps: int
+
+
+def config(depth: int) -> Config:
+    """Return the launch configuration for rows of `depth` weights: 32 KB of half-precision weights per program."""
+    block = min(4096, power_of_two(depth))
+    rows = max(1, min(8, 16384 // block))
+    return Config(rows, block, max(1, min(16, rows * block // 1024)))
+
+
+@triton.jit
+def masked_up(
+    gate, x, weight, w, act, limit, kept, table, tokens, position, gate_b, up_b, down_a, counts, sums, arrivals, eps, N,
+    K: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, RANK: tl.constexpr, SPAN: tl.constexpr,
+    GATHERED: tl.constexpr, NORMED: tl.constexpr, ROUTED: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
+    """act[n] = silu(g[n]) (w[n] . n(x)) where |silu(g[n])| is above the limit; RANK > 0 adds the low-rank update."""
+    program, programs = tl.program_id(0), tl.num_programs(0)
+    row = program * ROWS + tl.arange(0, ROWS)
+    live = row < N
+    k = tl.arange(0, BLOCK)
+    j = tl.arange(0, SPAN)
+    own = row.to(tl.int64)[:, None] * RANK + j[None, :]
+    inside = live[:, None] & (j < RANK)[None, :]
+    wait_for_producer(OVERLAP)
+
+    threshold = tl.load(limit)
+    sparse = 1
+    if ROUTED:
+        sparse = tl.load(table + tl.load(tokens + tl.load(position))).to(tl.int32)
+        threshold = tl.where(sparse != 0, threshold, -1.0)
+    g = tl.load(gate + row, mask=live, other=0.0)
+    if RANK > 0:
+        used = (j < RANK) & (sparse != 0)
+        a_gate = tl.load(gate + N + j, mask=used, other=0.0)
+        a_up = tl.load(gate + N + RANK + j, mask=used, other=0.0)
+        g += tl.sum(tl.load(gate_b + own, mask=inside, other=0.0).to(tl.float32) * a_gate[None, :], axis=1)
+    silu = g / (1.0 + tl.exp(-g))
+    keep = live & ((tl.abs(silu) <= threshold) == 0)
+
+    total = tl.zeros((ROWS, BLOCK), dtype=tl.float32)
+    square = tl.zeros((BLOCK,), dtype=tl.float32)
+    pointers = w + row.to(tl.int64)[:, None] * K + k[None, :]
+    for step in tl.static_range(0, K, BLOCK):
+        exists = k < K - step
+        tile = tl.load(pointers + step, mask=keep[:, None] & exists[None, :], other=0.0)
+        value = tl.load(x + step + k, mask=exists, other=0.0)
+        if NORMED:
+            square += value * value
+            value *= tl.load(weight + step + k, mask=exists, other=0.0)
+        total += tile.to(tl.float32) * value[None, :]
+    up = tl.sum(total, axis=1)
+    if NORMED:
+        up *= 1.0 / tl.sqrt(tl.sum(square, axis=0) / K + eps)
+    if RANK > 0:
+        up += tl.sum(tl.load(up_b + own, mask=inside & keep[:, None], other=0.0).to(tl.float32) * a_up[None, :], axis=1)
+    result = tl.where(keep, silu * up, 0.0)
+    tl.store(act + row, result, mask=live)
+    tl.store(counts + program, tl.sum(keep.to(tl.int32), axis=0))
+    if RANK > 0:
+        wanted = inside & keep[:, None] & (sparse != 0)
+        update = tl.load(down_a + own, mask=wanted, other=0.0).to(tl.float32) * result[:, None]
+        tl.store(sums + program * SPAN + j, tl.sum(tl.where(wanted, update, 0.0), axis=0))
+
+    if arrives_last(arrivals, programs):
+        rows = tl.zeros((GATHERED,), dtype=tl.int32)
+        low = tl.zeros((GATHERED, SPAN), dtype=tl.float32)
+        for first in range(0, programs, GATHERED):
+            p = first + tl.arange(0, GATHERED)
+            rows += tl.load(counts + p, mask=p < programs, other=0, cache_modifier=".cg")
+            if RANK > 0:
+                at = sums + p[:, None] * SPAN + j[None, :]
+                low += tl.load(at, mask=(p < programs)[:, None], other=0.0, cache_modifier=".cg")
+        tl.store(kept, tl.sum(rows, axis=0))
+        tl.store(kept + 1, (sparse != 0).to(tl.int32) if ROUTED else 1)
+        if RANK > 0:
+            tl.store(act + N + j, tl.sum(low, axis=0), mask=j < RANK)
+
+
+def bind(
+    gate: torch.Tensor, x: torch.Tensor, w: torch.Tensor, act: torch.Tensor, limit: torch.Tensor, kept: torch.Tensor,
+    norm: Norm | None, route: Route | None, low: LowRank | None, chosen: Config | None = None,
+) -> Callable[[], object]:  # fmt: skip
+    """Bind the masked up projection; shapes are checked by `kernels.masked_mlp.bind`."""
+    width, depth = w.shape
+    rank = 0 if low is None else low.rank
+    c = chosen or config(depth)
+    programs = triton.cdiv(width, c.rows)
+    span = power_of_two(max(rank, 1))
+    constants = {
+        "K": depth, "ROWS": c.rows, "BLOCK": c.block, "RANK": rank, "SPAN": span, "GATHERED": GATHERED,
+        "NORMED": norm is not None, "ROUTED": route is not None, "OVERLAP": overlaps(w),
+    }  # fmt: skip
+    counts = workspace("masked rows", w, programs).view(torch.int32)
+    sums = workspace("low rank", w, programs * span)
+    weight, eps = (norm.weight, norm.eps) if norm else (x, 0.0)
+    table, tokens, position = (kept, kept, kept) if route is None else (route.table, route.tokens, route.position)
+    factors = (w, w, w) if low is None else (low.gate_b, low.up_b, low.down_a)
+    arguments = (
+        gate, x, weight, w, act, limit, kept, table, tokens, position, *factors, counts, sums, counters(w), eps, width,
+    )  # fmt: skip
+    return launcher(masked_up, (programs,), arguments, constants, c.warps)
