@@ -58,9 +58,12 @@ def _longest(prompt: Prompt, writer: Writer | None) -> int:
 
 
 def _prefill_shared(bench: Workbench, prompt: Prompt, last: KVCache | None, before: Prompt, room: int) -> KVCache:
-    """A cache of the prompt's shared prefix; what it has in common with the prompt before is not computed again."""
-    tokens = prompt.tokens[: prompt.shared].to(bench.weights.device)
-    if last is not None:
+    """A cache of the prompt's shared prefix; what it has in common with the prompt before is not computed again.
+
+    On a GPU it is: one fused prefill is faster there than passes over the rest.
+    """
+    tokens = prompt.tokens[: prompt.shared]
+    if last is not None and bench.weights.device.type == "cpu":
         length = min(prompt.shared, before.shared)
         differ = (prompt.tokens[:length] != before.tokens[:length]).nonzero()
         common = int(differ[0]) if len(differ) else length

@@ -121,11 +121,17 @@ def live(action: Callable[[Callable[[float, str], None]], Prepared]) -> Generato
 def prepared_for(params: Row, say: Callable[[float, str], None] | None = None) -> Prepared:
     """Prepare what a request needs: a checkpoint with real text, or synthetic tensors for the name of a known model."""
     model, longest, steps = params["model"], int(params["longest"]), int(params["steps"])
+    device, dtype = params["device"], getattr(torch, params["dtype"])
     room = longest + steps + EXTRA_STEPS + 1
     if is_name(model):
-        dtype = getattr(torch, params["dtype"])
-        return prepare_synthetic(known_shape(model), params["device"], dtype, room)
-    return prepare(model, params["text"], room, longest, say)
+        return prepare_synthetic(known_shape(model), device, dtype, room)
+    return prepare(model, params["text"], room, longest, say, device, dtype, selected_contexts(params))
+
+
+def selected_contexts(params: Row) -> list[int]:
+    """Contexts that a request selects cache entries from: those of its KV members, or those it lists itself."""
+    grouped = [int(one["context"]) for group in params["groups"] for one in group if one["r_kv"] < 1]
+    return [*grouped, *(int(context) for context in params.get("contexts", ()))]
 
 
 def measure_group(prepared: Prepared, group: list[Row], steps: int) -> list[Row]:

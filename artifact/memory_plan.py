@@ -41,6 +41,11 @@ def scratch_bytes(shape: Shape, context: int, item: int) -> int:
     return matrix + context * shape.head_dim * (8 + shape.kv_heads * item)
 
 
+def prefill_bytes(shape: Shape, context: int, item: int) -> int:
+    """Bytes of a dense prefill beside its cache: hidden state, queries and attended values of one layer."""
+    return context * (4 * shape.hidden + 2 * item * shape.heads * shape.head_dim)
+
+
 def group_bytes(shape: Shape, group: Iterable[Row], longest: int, item: int, synthetic: bool) -> int:
     """Bytes of the caches that the members of one group hold together, prefill included."""
     token = item * shape.layers * shape.kv_values_per_token
@@ -60,7 +65,8 @@ def group_bytes(shape: Shape, group: Iterable[Row], longest: int, item: int, syn
 def needed_bytes(shape: Shape, groups: Iterable[list[Row]], longest: int, item: int, synthetic: bool) -> int:
     """Bytes that a process measuring these groups holds at its peak."""
     caches = max(group_bytes(shape, group, longest, item, synthetic) for group in groups)
-    return weight_bytes(shape, item) + caches + scratch_bytes(shape, longest, item) + RUNTIME_BYTES
+    scratch = scratch_bytes(shape, longest, item) + (0 if synthetic else prefill_bytes(shape, longest, item))
+    return weight_bytes(shape, item) + caches + scratch + RUNTIME_BYTES
 
 
 def fit(shape: Shape, groups: Groups, longest: int, item: int, synthetic: bool, free_bytes: int | None) -> Fit | str:

@@ -1,18 +1,21 @@
 """Dense prefill in torch: fills a KV cache from token ids, layer by layer over the whole prompt.
 
-Going layer by layer keeps one (n, hidden) activation and needs no causal mask between chunks; the MLP runs in row
-chunks, so memory does not grow with n x intermediate. A prefix of the result is the prefill of the prefix, so one
-pass over the longest context serves every shorter one. Queries of the tokens just before each requested length are
-kept for methods that score the cache.
+Going layer by layer keeps one (n, hidden) activation and needs no causal mask between chunks; the MLP, and on a GPU
+the other projections, run in row chunks. Beside the cache, memory grows with n x hidden alone: never with n x
+intermediate, n x vocab or n x n. A prefix of the result is the prefill of the prefix, so one pass over the longest
+context serves every shorter one. Queries of the tokens just before each requested length are kept for methods that
+score the cache.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
 from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from artifact.cache import KVCache
 from artifact.errors import UserError
@@ -20,6 +23,8 @@ from artifact.models import Layer, Weights
 from kernels.rope_append import normalise, rotate
 
 MLP_ROWS = 1024
+GPU_ROWS = 8192  # rows of q|k|v and of o at once on a GPU, where the float32 copies of 128K rows would take gigabytes
+FUSED = [SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION]
 
 # Called as observe(layer, site, x): x (rows, channels) is what the projection at `site` reads.
 Observer = Callable[[int, str, torch.Tensor], None]
@@ -64,7 +69,7 @@ def prefill(
     cache = KVCache.allocate(shape, capacity, str(weights.device), weights.dtype)
     positions = torch.arange(count, device=weights.device, dtype=torch.float32)
     angles = positions[:, None] * weights.inv_freq
-    hidden = weights.embedding[tokens].float()
+    hidden = weights.embedding[tokens.to(weights.device)].float()
     kept: dict[int, list[torch.Tensor]] = {length: [] for length in query_lengths}
     if any(not 1 <= length <= count for length in kept):
         raise UserError(f"queries are asked for at {sorted(kept)} tokens of a prompt of {count}; shorten the contexts")
@@ -79,9 +84,8 @@ def prefill(
 
 
 def logits(weights: Weights, hidden: torch.Tensor) -> torch.Tensor:
-    """Return (rows, V) float32 logits of (rows, hidden) final hidden states."""
-    normed = _norm(hidden, weights.final_norm, weights.eps)
-    return (normed.to(weights.dtype) @ weights.head.T).float()
+    """Return (rows, V) float32 logits of (rows, hidden) final hidden states, as exact as those of a decode step."""
+    return _norm(hidden, weights.final_norm, weights.eps) @ weights.head.float().T
 
 
 def _norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -104,34 +108,67 @@ def _layer(
     """Advance `hidden` (n, H) in place through one layer; return the rotated queries (heads, n, d)."""
     shape = weights.shape
     count, dim = hidden.shape[0], shape.head_dim
-    q_width, kv_width = shape.heads * dim, shape.kv_heads * dim
-    normed = _norm(hidden, layer.attention_norm, weights.eps)
-    if observe is not None:
-        observe(index, "qkv", normed)
-    q, k, v = _linear(normed, layer.qkv.w, layer.qkv.bias).split((q_width, kv_width, kv_width), dim=-1)
-    q = rotate(normalise(q.view(count, shape.heads, dim), layer.q_norm, weights.eps), angles[:, None])
-    k = rotate(normalise(k.view(count, shape.kv_heads, dim), layer.k_norm, weights.eps), angles[:, None])
-    queries = q.transpose(0, 1).to(weights.dtype)
-    cache.keys[index][:, :count] = k.transpose(0, 1)
-    cache.values[index][:, :count] = v.view(count, shape.kv_heads, dim).transpose(0, 1)
-    attended = functional.scaled_dot_product_attention(
-        queries[None],
-        cache.keys[index][None, :, :count],
-        cache.values[index][None, :, :count],
-        is_causal=True,
-        enable_gqa=shape.group > 1,
-    )[0]
-    mixed = attended.transpose(0, 1).reshape(count, q_width).float()
-    if observe is not None:
-        observe(index, "o", mixed)
-    hidden += _linear(mixed, layer.o.w, layer.o.bias)
+    chunks = [slice(start, start + _rows(hidden)) for start in range(0, count, _rows(hidden))]
+    queries = torch.empty(count, shape.heads, dim, dtype=weights.dtype, device=hidden.device).transpose(0, 1)
+    for rows in chunks:
+        normed = _norm(hidden[rows], layer.attention_norm, weights.eps)
+        if observe is not None:
+            observe(index, "qkv", normed)
+        _project_attention(weights, layer, index, normed, angles[rows], rows, queries, cache)
+    with _fused(queries):
+        attended = functional.scaled_dot_product_attention(
+            queries[None],
+            cache.keys[index][None, :, :count],
+            cache.values[index][None, :, :count],
+            is_causal=True,
+            enable_gqa=shape.group > 1,
+        )[0]
+    for rows in chunks:
+        mixed = attended[:, rows].transpose(0, 1).reshape(-1, shape.heads * dim).float()
+        if observe is not None:
+            observe(index, "o", mixed)
+        hidden[rows] += _linear(mixed, layer.o.w, layer.o.bias)
     for start in range(0, count, MLP_ROWS):
-        rows = hidden[start : start + MLP_ROWS]
-        normed = _norm(rows, layer.mlp_norm, weights.eps)
+        part = hidden[start : start + MLP_ROWS]
+        normed = _norm(part, layer.mlp_norm, weights.eps)
         gate, up = _linear(normed, layer.gate_up.w, layer.gate_up.bias).chunk(2, dim=-1)
         act = functional.silu(gate) * up
         if observe is not None:
             observe(index, "gate_up", normed)
             observe(index, "down", act)
-        rows += _linear(act, layer.down.w, layer.down.bias)
+        part += _linear(act, layer.down.w, layer.down.bias)
     return queries
+
+
+def _project_attention(
+    weights: Weights,
+    layer: Layer,
+    index: int,
+    normed: torch.Tensor,
+    angles: torch.Tensor,
+    rows: slice,
+    queries: torch.Tensor,
+    cache: KVCache,
+) -> None:
+    """Write rotated queries, keys and values of some rows (m, H) to `queries` (heads, n, d) and the cache."""
+    shape, dim, m = weights.shape, weights.shape.head_dim, normed.shape[0]
+    widths = (shape.heads * dim, shape.kv_heads * dim, shape.kv_heads * dim)
+    q, k, v = _linear(normed, layer.qkv.w, layer.qkv.bias).split(widths, dim=-1)
+    q = rotate(normalise(q.view(m, shape.heads, dim), layer.q_norm, weights.eps), angles[:, None])
+    k = rotate(normalise(k.view(m, shape.kv_heads, dim), layer.k_norm, weights.eps), angles[:, None])
+    end = rows.start + m
+    queries[:, rows.start : end] = q.transpose(0, 1)
+    cache.keys[index][:, rows.start : end] = k.transpose(0, 1)
+    cache.values[index][:, rows.start : end] = v.view(m, shape.kv_heads, dim).transpose(0, 1)
+
+
+def _rows(hidden: torch.Tensor) -> int:
+    """Rows of one chunk of q|k|v and o: all on a CPU, whose products are fastest whole."""
+    return GPU_ROWS if hidden.is_cuda else hidden.shape[0]
+
+
+def _fused(queries: torch.Tensor) -> AbstractContextManager[None]:
+    """Refuse the plain form of attention on a GPU: it would hold n x n numbers per head."""
+    if queries.is_cuda and queries.dtype in (torch.float16, torch.bfloat16):
+        return sdpa_kernel(FUSED)
+    return nullcontext()

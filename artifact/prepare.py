@@ -1,39 +1,31 @@
 """What measuring processes share: tokens, thresholds and one dense prefill, made once and kept on disk.
 
-A prefill over the longest context serves every shorter one, because a causal cache's prefix is the prefix's cache.
-Files lie under `prepared/` of the data folder, named by a hash of the model, the text and the sources that made them;
-they are safe to delete and pruned to MAX_BYTES, oldest first.
+A prefill over the longest context serves every shorter one, because a causal cache's prefix is the prefix's cache. On
+a GPU tokens and thresholds alone are kept: a prefill takes seconds there, and at 128K tokens its file has 17 GB.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
-import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from artifact import models, prompts, text
+from artifact import models, prepared_files, prompts, text
 from artifact.cache import KVCache
-from artifact.embedded import data_folder
-from artifact.errors import UserError
 from artifact.models import Weights
-from artifact.prefill import prefill
+from artifact.prefill import Prefill, prefill
 from artifact.projection import teal
 from artifact.shapes import Shape
 
-MAX_BYTES = 4_000_000_000
 CALIBRATION_TOKENS = 2048
 GRID_TOKENS = 256  # observation queries are kept at every multiple, so that any of these contexts can be selected from
 ROWS = 16
 SYNTHETIC_PREFILL_TOKENS = 512
 
 Progress = Callable[[float, str], None]
-_SOURCES = ("prefill.py", "models.py", "checkpoints.py", "rope.py", "prompts.py", "prepare.py", "projection/teal.py")
 
 
 @dataclass(frozen=True)
@@ -62,23 +54,40 @@ def grid(tokens: int) -> int:
     return max(1, round(tokens / GRID_TOKENS)) * GRID_TOKENS
 
 
-def prepare(model: str, text_file: str | None, tokens: int, context: int, progress: Progress | None = None) -> Prepared:
+def prepare(
+    model: str,
+    text_file: str | None,
+    tokens: int,
+    context: int,
+    progress: Progress | None = None,
+    device: str = "cpu",
+    dtype: torch.dtype = torch.float32,
+    selected: Iterable[int] | None = None,
+) -> Prepared:
     """Load the model and make or reuse tokens, calibration and prefill.
 
     tokens: evaluation tokens needed in all; context: length of the prefill, rounded up to the grid by the caller, at
-    most `tokens`. Raises UserError when the text is too short, overlaps its calibration text or the context exceeds
-    the window.
+    most `tokens`. selected: the contexts that a selection is made from, None for any; a GPU keeps the observation
+    queries of no others, and a file on disk holds all. Raises UserError when the text is too short, overlaps its
+    calibration text or the context exceeds the window.
     """
     say = progress or (lambda share, doing: None)
     say(0.0, "loading the model")
-    weights = models.load(model)
+    weights = models.load(model, device, dtype)
     calibration_text, evaluation_text = text.load(text_file, "calibration"), text.load(text_file, "evaluation")
-    folder = _folder(weights.identity, calibration_text.sha256, evaluation_text.sha256)
+    folder = folder_of(weights, calibration_text, evaluation_text)
     ids = _tokens(folder, model, calibration_text, evaluation_text, tokens)
-    calibration = _calibration(folder, weights, ids["calibration"], say)
-    cache, queries = _prefilled(folder, weights, ids["evaluation"][:context], say)
+    calibration = calibrated(folder, weights, ids["calibration"], say)
+    evaluation = ids["evaluation"].to(weights.device)
+    lengths = list(range(GRID_TOKENS, context + 1, GRID_TOKENS))
+    if weights.device.type == "cpu":
+        cache, queries = _prefilled(folder, weights, evaluation[:context], lengths, say)
+    else:
+        wanted = lengths if selected is None else sorted({grid(n) for n in selected} & set(lengths))
+        made = _prefill(weights, evaluation[:context], wanted, say)
+        cache, queries = made.cache, made.queries
     label = f"evaluation: {evaluation_text.label}; calibration: {calibration_text.label}"
-    return Prepared(weights, ids["evaluation"], calibration, cache, queries, label)
+    return Prepared(weights, evaluation, calibration, cache, queries, label)
 
 
 def prepare_synthetic(shape: Shape, device: str, dtype: torch.dtype, context: int, seed: int = 0) -> Prepared:
@@ -125,26 +134,17 @@ class _RandomQueries(Mapping[int, list[torch.Tensor]]):
         return 0
 
 
-def _folder(*parts: str) -> Path:
-    digest = hashlib.sha256("|".join(parts).encode())
-    here = Path(__file__).resolve().parent
-    for name in _SOURCES:
-        digest.update((here / name).read_bytes())
-    folder = data_folder() / "prepared" / digest.hexdigest()[:16]
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(
-            f"{folder} cannot be written ({error.strerror}); set ARTIFACT_DATA to a writable folder"
-        ) from error
-    return folder
+def folder_of(weights: Weights, calibration: text.Text, evaluation: text.Text) -> Path:
+    """Return where the files of a model and its texts lie; numbers of another device or precision lie elsewhere."""
+    place = f"{weights.device.type}/{weights.dtype}"
+    return prepared_files.folder_of(weights.identity, place, calibration.sha256, evaluation.sha256)
 
 
 def _tokens(
     folder: Path, model: str, calibration: text.Text, evaluation: text.Text, count: int
 ) -> dict[str, torch.Tensor]:
     file = folder / f"tokens-{count}.safetensors"
-    found = _read(file)
+    found = prepared_files.read(file)
     if found is None:
         tokenizer = models.load_tokenizer(model)
         found = {
@@ -152,35 +152,39 @@ def _tokens(
             "evaluation": prompts.encode_at_least(tokenizer, evaluation.text, count, evaluation.name),
         }
         teal.require_disjoint(found["calibration"], found["evaluation"])
-        _write(file, found)
+        prepared_files.write(file, found)
     return found
 
 
-def _calibration(folder: Path, weights: Weights, tokens: torch.Tensor, say: Progress) -> teal.Calibration:
+def calibrated(folder: Path, weights: Weights, tokens: torch.Tensor, say: Progress) -> teal.Calibration:
+    """Measure the quantiles on calibration tokens (n,), or take them from `folder`."""
     file = folder / f"calibration-{tokens.shape[0]}.safetensors"
-    found = _read(file)
+    found = prepared_files.read(file)
     if found is None:
         say(0.05, f"calibrating thresholds on {tokens.shape[0]:,} tokens")
         found = {"quantiles": teal.calibrate(weights, tokens).quantiles}
-        _write(file, found)
+        prepared_files.write(file, found)
     return teal.Calibration(found["quantiles"], teal.hash_tokens(tokens), tokens.shape[0])
 
 
+def _prefill(weights: Weights, tokens: torch.Tensor, lengths: list[int], say: Progress) -> Prefill:
+    doing = f"dense prefill of {tokens.shape[0]:,} tokens"
+    return prefill(
+        weights, tokens, query_lengths=lengths, rows=ROWS, progress=lambda share: say(0.1 + 0.8 * share, doing)
+    )
+
+
 def _prefilled(
-    folder: Path, weights: Weights, tokens: torch.Tensor, say: Progress
+    folder: Path, weights: Weights, tokens: torch.Tensor, lengths: list[int], say: Progress
 ) -> tuple[KVCache, dict[int, list[torch.Tensor]]]:
     count = int(tokens.shape[0])
     file = folder / f"prefill-{count}.safetensors"
-    lengths = list(range(GRID_TOKENS, count + 1, GRID_TOKENS))
-    found = _read(file)
+    found = prepared_files.read(file)
     if found is None:
-        doing = f"dense prefill of {count:,} tokens"
-        filled = prefill(
-            weights, tokens, query_lengths=lengths, rows=ROWS, progress=lambda share: say(0.1 + 0.8 * share, doing)
-        )
+        filled = _prefill(weights, tokens, lengths, say)
         queries = {f"queries-{n}": torch.stack(per_layer) for n, per_layer in filled.queries.items()}
-        _write(file, {"keys": filled.cache.keys, "values": filled.cache.values, **queries})
-        found = _read(file) or {}
+        prepared_files.write(file, {"keys": filled.cache.keys, "values": filled.cache.values, **queries})
+        found = prepared_files.read(file) or {}
     cache = KVCache(
         found["keys"],
         found["values"],
@@ -189,47 +193,6 @@ def _prefilled(
     )
     cache.set_tokens(count)
     return cache, {n: list(found[f"queries-{n}"]) for n in lengths}
-
-
-def _read(file: Path) -> dict[str, torch.Tensor] | None:
-    """Memory-map a file of tensors; None when it is absent or was cut short (it is then made again)."""
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    try:
-        tensors = load_file(str(file))
-        os.utime(file)
-    except (SafetensorError, OSError):
-        return None
-    return tensors
-
-
-def _write(file: Path, tensors: dict[str, torch.Tensor]) -> None:
-    """Write under another name and rename, so that a killed process leaves no half file under the real one."""
-    from safetensors.torch import save_file
-
-    handle, name = tempfile.mkstemp(dir=file.parent, suffix=".part")
-    os.close(handle)
-    try:
-        save_file({key: value.contiguous() for key, value in tensors.items()}, name)
-        os.replace(name, file)
-    except OSError as error:
-        raise UserError(f"{file} cannot be written ({error.strerror}); free some disk or set ARTIFACT_DATA") from error
-    finally:
-        Path(name).unlink(missing_ok=True)
-    prune(file.parent.parent, keep=file)
-
-
-def prune(root: Path, keep: Path, limit: int = MAX_BYTES) -> None:
-    """Delete the least recently used prepared files until at most `limit` bytes remain; `keep` is never deleted."""
-    files = sorted((p for p in root.glob("*/*.safetensors")), key=lambda p: p.stat().st_mtime)
-    total = sum(p.stat().st_size for p in files)
-    for file in files:
-        if total <= limit:
-            return
-        if file != keep:
-            total -= file.stat().st_size
-            file.unlink(missing_ok=True)
 
 
 def describe(prepared: Prepared) -> str:

@@ -144,7 +144,8 @@ def score_stepwise(
     context, _ = _split(cache, window)
     fork = cache.fork(context, context + steps)
     branch = configurations.bind(configuration, weights, calibration, fork, queries, steps)
-    decoder = Decoder(weights, fork, window[: context + steps + 1].clone(), branch.thresholds, branch.packed)
+    tokens = window[: context + steps + 1].to(weights.device, copy=True)
+    decoder = Decoder(weights, fork, tokens, branch.thresholds, branch.packed)
     decoder.check_room(steps)
     nll = []
     for step in range(steps):

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from artifact.checkpoints import open_checkpoint
 from artifact.configuration import Configuration
+from artifact.errors import UserError
 from artifact.quality import Protocol
 from artifact.records import Run
 
@@ -22,10 +26,24 @@ COMPOSED = ((0.9, 0.5), (0.9, 0.3), (0.8, 0.5), (0.8, 0.3), (0.8, 0.2), (0.7, 0.
 
 
 def protocol(run: Run) -> Protocol:
-    """Windows of this run's size: the paper's on the paper's models, smaller ones on the embedded model."""
+    """Windows of this run's size: the paper's on the paper's models, smaller ones on the embedded model; contexts are
+    halved until the model's own window holds them.
+    """
     if run.profile.name == "paper":
-        return PAPER_QUICK if run.quick else PAPER
+        wanted = PAPER_QUICK if run.quick else PAPER
+        return fitted(wanted, open_checkpoint(run.profile.model).shape.window)
     return EMBEDDED_QUICK if run.quick else EMBEDDED
+
+
+def fitted(wanted: Protocol, window: int) -> Protocol:
+    """Halve the context until a whole window fits the model's. UserError when nothing is left."""
+    while wanted.window_tokens > window:
+        if wanted.context_tokens < 2:
+            raise UserError(
+                f"a model with a window of {window} tokens cannot score {wanted.scored_tokens}; take another"
+            )
+        wanted = replace(wanted, context_tokens=wanted.context_tokens // 2)
+    return wanted
 
 
 def singles() -> list[Configuration]:

@@ -1,8 +1,9 @@
 """Many given tokens through one branch in one pass: what a row of decode steps computes, without the steps.
 
 Token i of a block sees the retained entries of the prompt and the tokens of the block before it, exactly as if the
-block had been decoded one token at a time (`tests/test_quality.py` holds both against each other). Two uses: scoring
-given tokens under a branch, and continuing a dense prefill from a prefix of the cache.
+block had been decoded one token at a time (`tests/test_quality.py` holds both against each other). Activations are
+float32 whatever the weights are, as in a decode step. Two uses: scoring given tokens under a branch, and continuing a
+dense prefill from a prefix of the cache.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from kernels.selection import mask
 
 ROWS = 512  # rows per pass: bounds the attention mask and the MLP activations
 HEAD_ROWS = 128
+LOGITS = 1 << 27  # attention logits that exist at once on a GPU: 0.5 GB
 
 
 @dataclass(frozen=True)
@@ -163,7 +165,7 @@ class Layerwise:
         count = int(tokens.shape[0])
         at = torch.arange(cache.tokens, cache.tokens + count, device=weights.device, dtype=torch.float32)
         self._angles = at[:, None] * weights.inv_freq
-        self.inputs = [weights.embedding[tokens].float()]
+        self.inputs = [weights.embedding[tokens.to(weights.device)].float()]
         for index in range(weights.shape.layers - 1):
             self.inputs.append(self.output(index, None))
 
@@ -225,6 +227,8 @@ def _layer(
 
 def _attend(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, retained: _Retained) -> torch.Tensor:
     """Return (heads, m, d): attention over the retained entries of each head and the block's own past."""
+    if queries.is_cuda:
+        return _attend_by_head(queries, keys, values, retained)
     heads, count, _ = queries.shape
     kv_heads, longest, _ = retained.keys.shape
     past = torch.arange(longest, device=queries.device)[None] < retained.lengths[:, None]
@@ -239,13 +243,34 @@ def _attend(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, ret
     )[0]
 
 
+def _attend_by_head(
+    queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, retained: _Retained
+) -> torch.Tensor:
+    """The same in float32, one KV head and at most LOGITS logits at a time: no fused form takes a mask over groups."""
+    heads, count, dim = queries.shape
+    kv_heads = keys.shape[0]
+    grouped = queries.view(kv_heads, heads // kv_heads, count, dim)
+    out = torch.empty(grouped.shape, dtype=torch.float32, device=queries.device)
+    future = torch.ones(count, count, dtype=torch.bool, device=queries.device).triu(1)
+    for head, length in enumerate(retained.lengths.tolist()):
+        seen = torch.cat((retained.keys[head, :length], keys[head])).float()
+        mixed = torch.cat((retained.values[head, :length], values[head])).float()
+        rows = max(1, LOGITS // (grouped.shape[1] * seen.shape[0]))
+        for start in range(0, count, rows):
+            part = slice(start, start + rows)
+            scores = grouped[head, :, part].float() @ seen.T * dim**-0.5
+            scores[..., length:].masked_fill_(future[part], float("-inf"))
+            out[head, :, part] = scores.softmax(-1) @ mixed
+    return out.view(heads, count, dim)
+
+
 def _project(
     x: torch.Tensor, matrix: Matrix, widths: tuple[int, ...], thresholds: list[float] | None, counter: _Counter
 ) -> torch.Tensor:
     """Return (m, N): each column segment reads the channels above its own threshold."""
-    bias = None if matrix.bias is None else matrix.bias.to(matrix.w.dtype)
+    w, bias = matrix.w.float(), matrix.bias
     if thresholds is None:
-        return functional.linear(x.to(matrix.w.dtype), matrix.w, bias).float()
+        return functional.linear(x, w, bias)
     parts, start = [], 0
     while start < len(widths):
         # Segments with one threshold are one product: q, k and v mostly, gate and up always.
@@ -255,8 +280,8 @@ def _project(
         low, high = sum(widths[:start]), sum(widths[:stop])
         read = mask(x, thresholds[start])
         counter.add(int(read.sum()), x.shape[1], high - low, x.shape[0])
-        kept = torch.where(read, x, torch.zeros_like(x)).to(matrix.w.dtype)
-        parts.append(functional.linear(kept, matrix.w[low:high], None if bias is None else bias[low:high]).float())
+        kept = torch.where(read, x, torch.zeros_like(x))
+        parts.append(functional.linear(kept, w[low:high], None if bias is None else bias[low:high]))
         start = stop
     return torch.cat(parts, -1)
 

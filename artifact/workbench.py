@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from artifact import models, prepare, prompts, text
+from artifact import models, prepare, prepared_files, prompts, text
 from artifact.cache import KVCache
 from artifact.models import Weights
-from artifact.prefill import prefill
+from artifact.prefill import Prefill, prefill
 from artifact.projection import teal
 from artifact.text import Text
 
@@ -55,10 +55,10 @@ def open_workbench(
     weights = models.load(model, device, getattr(torch, dtype))
     tokenizer = models.load_tokenizer(model)
     calibration_text, evaluation_text = text.load(text_file, "calibration"), text.load(text_file, "evaluation")
-    folder = prepare._folder(weights.identity, calibration_text.sha256, evaluation_text.sha256)
+    folder = prepare.folder_of(weights, calibration_text, evaluation_text)
     say = say or (lambda share, doing: None)
     ids = prompts.encode_at_least(tokenizer, calibration_text.text, prepare.CALIBRATION_TOKENS, calibration_text.name)
-    calibration = prepare._calibration(folder, weights, ids, say)
+    calibration = prepare.calibrated(folder, weights, ids, say)
     return Workbench(weights, tokenizer, calibration, ids, calibration_text, evaluation_text, folder, say)
 
 
@@ -72,21 +72,25 @@ class Prefilled:
 
 
 def prefilled(bench: Workbench, tokens: torch.Tensor, doing: str) -> Prefilled:
-    """Make the dense prefill of tokens (n,), or map it from disk when an earlier cell made it."""
+    """Make the dense prefill of tokens (n,), or map it from disk when an earlier cell made it; a GPU makes it anew."""
     count = int(tokens.shape[0])
+    if bench.weights.device.type != "cpu":
+        filled = _prefill(bench, tokens, doing)
+        return Prefilled(tokens, filled.cache, filled.queries[count])
     digest = hashlib.sha256(f"{teal.hash_tokens(tokens)}|{bench.weights.dtype}|{ROWS}".encode()).hexdigest()[:16]
     file = bench.folder / f"prompt-{digest}.safetensors"
-    found = prepare._read(file)
+    found = prepared_files.read(file)
     if found is None:
-        on_device = tokens.to(bench.weights.device)
-        filled = prefill(bench.weights, on_device, None, (count,), ROWS, progress=lambda share: bench.say(share, doing))
+        filled = _prefill(bench, tokens, doing)
         queries = torch.stack(filled.queries[count])
-        found = {"keys": filled.cache.keys, "values": filled.cache.values, "queries": queries}
-        prepare._write(file, found)
+        prepared_files.write(file, {"keys": filled.cache.keys, "values": filled.cache.values, "queries": queries})
         return Prefilled(tokens, filled.cache, filled.queries[count])
-    device = str(bench.weights.device)
-    keys, values = found["keys"].to(device), found["values"].to(device)
-    counters = torch.zeros(keys.shape[:2], dtype=torch.int32, device=device)
-    cache = KVCache(keys, values, torch.zeros(1, dtype=torch.int32, device=device), counters)
+    counters = torch.zeros(found["keys"].shape[:2], dtype=torch.int32)
+    cache = KVCache(found["keys"], found["values"], torch.zeros(1, dtype=torch.int32), counters)
     cache.set_tokens(count)
-    return Prefilled(tokens, cache, list(found["queries"].to(device)))
+    return Prefilled(tokens, cache, list(found["queries"]))
+
+
+def _prefill(bench: Workbench, tokens: torch.Tensor, doing: str) -> Prefill:
+    count = int(tokens.shape[0])
+    return prefill(bench.weights, tokens, None, (count,), ROWS, progress=lambda share: bench.say(share, doing))

@@ -102,10 +102,11 @@ CLAIM = Claim(
 
 def measure(run: Run) -> None:
     """Perplexity of the grid, the timing screen, then the picks again in fresh blocks and on retrieval prompts."""
+    from artifact.cells import is_name
     from artifact.quality_cells import answer_cell, prompts_of, score_windows
     from artifact.quality_plan import grid, protocol
 
-    if run.profile.name == "gpu":
+    if is_name(run.profile.model):
         raise NotRun("synthetic weights have no perplexity; run `artifact verify composition_gain --profile embedded`")
     plan = protocol(run)
     score_windows(run, NAME, plan, grid())

@@ -72,11 +72,12 @@ CLAIM = Claim(
 
 def measure(run: Run) -> None:
     """Score dense and every single branch of the sweep on the shared windows."""
+    from artifact.cells import is_name
     from artifact.checkpoints import open_checkpoint
     from artifact.quality_cells import score_windows
     from artifact.quality_plan import protocol, singles
 
-    if run.profile.name == "gpu":
+    if is_name(run.profile.model):
         raise NotRun(f"synthetic weights have no perplexity; run `artifact verify {NAME} --profile embedded`")
     run.record(NAME, "shape", [{"kind": "shape", "shape": asdict(open_checkpoint(run.profile.model).shape)}])
     score_windows(run, NAME, protocol(run), singles())

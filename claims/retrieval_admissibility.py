@@ -35,6 +35,7 @@ LENGTHS = ((1024, 4, 12, True), (2048, 4, 8, True), (4096, 4, 8, False))
 LONG_S, LONG_LENGTH = 600.0, (7680, 4, 8, False)
 PAPER_LENGTHS = ((32768, 20, 20, True), (65536, 20, 20, True), (130048, 20, 20, False))
 QUICK_LENGTHS = ((1024, 12, 12, True),)
+ANSWER_TOKENS = 64  # two answers and the second question between them
 AGREEMENT = Region(0.8, None, "the window answers 16 of 40; four in five is far from that and resolvable with this n")
 
 CLAIM = Claim(
@@ -166,8 +167,16 @@ def lengths(run: Run) -> tuple[tuple[int, int, int, bool], ...]:
     if run.quick:
         return QUICK_LENGTHS
     if run.profile.name == "paper":
-        return PAPER_LENGTHS
+        return within_window(run) or LENGTHS
     return (*LENGTHS, LONG_LENGTH) if run.deadline_s >= LONG_S else LENGTHS
+
+
+def within_window(run: Run) -> tuple[tuple[int, int, int, bool], ...]:
+    """The paper's lengths that the model's own window holds, question and answer included."""
+    from artifact.crossing_cells import model_shape
+
+    window = model_shape(run.profile).window
+    return tuple(one for one in PAPER_LENGTHS if one[0] + ANSWER_TOKENS <= window)
 
 
 def cells(run: Run) -> list[Cell]:
@@ -187,10 +196,11 @@ def cells(run: Run) -> list[Cell]:
 
 def measure(run: Run) -> None:
     """Answer every prompt, then score window and selection on the same windows."""
+    from artifact.cells import is_name
     from artifact.quality_cells import score_windows
     from artifact.quality_plan import protocol
 
-    if run.profile.name == "gpu":
+    if is_name(run.profile.model):
         raise NotRun(
             "synthetic weights answer nothing; run `artifact verify retrieval_admissibility --profile embedded`"
         )

@@ -70,7 +70,8 @@ def measure(run: Run) -> None:
     steps = QUICK_STEPS if run.quick else STEPS
     # The prefill of the crossing claim serves this one: the same length, so that a run makes it once.
     longest = longest_context(model_shape(run.profile), 20 if run.quick else 50, is_name(run.profile.model))
-    contexts = [n for n in LENGTHS[run.profile.name] if n <= longest]
+    lengths = LENGTHS[run.profile.name]
+    contexts = [n for n in (lengths if lengths[0] <= longest else LENGTHS["embedded"]) if n <= longest]
     for block in range(QUICK_BLOCKS if run.quick else BLOCKS):
         params = request(run.profile, [], steps, longest) | {"contexts": contexts, "r_kv": R_KV}
         run.measure([Cell(NAME, f"select-{block}", "artifact.selection_cells:select", params, block)])

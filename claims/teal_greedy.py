@@ -56,10 +56,11 @@ CLAIM = Claim(
 
 def measure(run: Run) -> None:
     """Allocate and score both kinds of thresholds on the shared windows."""
+    from artifact.cells import is_name
     from artifact.greedy_cells import score_both
     from artifact.quality_plan import protocol
 
-    if run.profile.name == "gpu":
+    if is_name(run.profile.model):
         raise NotRun("synthetic weights have no perplexity; run `artifact verify teal_greedy --profile embedded`")
     score_both(run, NAME, protocol(run), KEEPS)
 
