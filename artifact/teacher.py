@@ -13,13 +13,15 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional
 
-from artifact.cache import KVCache, PackedCache
+from artifact.cache import KVCache
 from artifact.errors import UserError
-from artifact.models import Layer, Matrix, Weights
+from artifact.kv.branch import Entries, KVBranch
+from artifact.models import Layer, Weights
 from artifact.prefill import logits
-from artifact.projection.thresholds import Thresholds
+from artifact.projection.branch import Projection, Rows
+from artifact.projection.dense import Dense, DenseRows
+from artifact.projection.thresholds import ThresholdedRows
 from kernels.rope_append import normalise, rotate
-from kernels.selection import mask
 
 ROWS = 512  # rows per pass: bounds the attention mask and the MLP activations
 HEAD_ROWS = 128
@@ -37,33 +39,22 @@ class Block:
     r_p: float
 
 
-class _Counter:
-    """Counts the weights that thresholded projections read."""
-
-    def __init__(self) -> None:
-        self.read = 0
-        self.dense = 0
-
-    def add(self, kept: int, inputs: int, outputs: int, rows: int) -> None:
-        self.read += kept * outputs
-        self.dense += rows * inputs * outputs
-
-
 @torch.inference_mode()
 def forward(
     weights: Weights,
     cache: KVCache,
     tokens: torch.Tensor,
-    thresholds: Thresholds | None = None,
-    packed: PackedCache | None = None,
+    projection: Projection | None = None,
+    packed: KVBranch | None = None,
     query_rows: int = 0,
 ) -> Block:
     """Run tokens (m,) that follow `cache` through a branch; neither cache is changed."""
     _check_room(weights, cache.tokens + tokens.shape[0])
+    _check_kind(packed)
     keys = cache if packed is None else packed
-    counter = _Counter()
-    hidden, queries, _ = _layers(weights, keys, cache.tokens, tokens, thresholds, counter, query_rows)
-    return Block(hidden, queries, counter.read / counter.dense if thresholds is not None else 1.0)
+    rows = (projection or Dense()).rows(weights)
+    hidden, queries, _ = _layers(weights, keys, cache.tokens, tokens, rows, query_rows)
+    return Block(hidden, queries, rows.r_p)
 
 
 @torch.inference_mode()
@@ -72,8 +63,8 @@ def extend(
     cache: KVCache,
     tokens: torch.Tensor,
     query_rows: int = 0,
-    thresholds: Thresholds | None = None,
-    packed: PackedCache | None = None,
+    projection: Projection | None = None,
+    packed: KVBranch | None = None,
 ) -> Block:
     """Append tokens (m,) to `cache`; without a branch, `cache` is then the dense prefill of the whole.
 
@@ -82,37 +73,29 @@ def extend(
     """
     count = int(tokens.shape[0])
     _check_room(weights, cache.tokens + count)
+    _check_kind(packed)
     room = cache.capacity - cache.tokens
     if packed is not None:
-        room = min(room, packed.capacity - int(packed.lengths.max()))
+        room = min(room, packed.room())
     if count > room:
         raise UserError(f"{count} tokens are to be appended, the cache has room for {room}; allocate a larger one")
     hidden: list[torch.Tensor] = []
     kept: list[torch.Tensor] = []
-    counter = _Counter()
+    rows = (projection or Dense()).rows(weights)
     for start in range(0, count, ROWS):
-        rows, begin = tokens[start : start + ROWS], cache.tokens
+        given, begin = tokens[start : start + ROWS], cache.tokens
         seen = cache if packed is None else packed
-        out, queries, appended = _layers(weights, seen, begin, rows, thresholds, counter, query_rows)
-        end = begin + int(rows.shape[0])
+        out, queries, appended = _layers(weights, seen, begin, given, rows, query_rows)
+        end = begin + int(given.shape[0])
         for layer, (k, v) in enumerate(appended):
             cache.keys[layer][:, begin:end] = k
             cache.values[layer][:, begin:end] = v
             if packed is not None:
-                _append(packed, layer, k, v)
+                packed.append(layer, k, v)
         cache.set_tokens(end)
         hidden.append(out)
         kept = [torch.cat(pair, 1)[:, -query_rows:] for pair in zip(kept, queries, strict=True)] if kept else queries
-    return Block(torch.cat(hidden), kept, counter.read / counter.dense if thresholds is not None else 1.0)
-
-
-def _append(packed: PackedCache, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
-    """Write (kv_heads, m, d) keys and values behind the entries of every head and advance its length."""
-    count = keys.shape[1]
-    for head, length in enumerate(packed.lengths[layer].tolist()):
-        packed.keys[layer, head, length : length + count] = keys[head]
-        packed.values[layer, head, length : length + count] = values[head]
-    packed.lengths[layer] += count
+    return Block(torch.cat(hidden), kept, rows.r_p)
 
 
 @torch.inference_mode()
@@ -130,27 +113,31 @@ def _check_room(weights: Weights, tokens: int) -> None:
         raise UserError(f"{tokens} tokens do not fit the model's window of {weights.shape.window}; shorten the prompt")
 
 
+def _check_kind(packed: KVBranch | None) -> None:
+    if packed is not None and packed.per_step:
+        raise ValueError("this KV method chooses its entries for every query; decode the tokens step by step")
+
+
 Appended = list[tuple[torch.Tensor, torch.Tensor]]
 
 
 def _layers(
     weights: Weights,
-    seen: KVCache | PackedCache,
+    seen: KVCache | KVBranch,
     position: int,
     tokens: torch.Tensor,
-    thresholds: Thresholds | None,
-    counter: _Counter,
+    rows: Rows,
     query_rows: int,
 ) -> tuple[torch.Tensor, list[torch.Tensor], Appended]:
     """Return hidden (m, H), queries of the last rows and the new (k, v) of every layer."""
     count = int(tokens.shape[0])
     at = torch.arange(position, position + count, device=weights.device, dtype=torch.float32)
     angles = at[:, None] * weights.inv_freq
-    hidden = weights.embedding[tokens.to(weights.device)].float()
+    tokens = tokens.to(weights.device)
+    hidden = weights.embedding[tokens].float()
     queries, appended = [], []
     for index, layer in enumerate(weights.layers):
-        values = None if thresholds is None else thresholds.values[index]
-        q, k, v = _layer(weights, layer, hidden, angles, _retained(seen, index), values, counter)
+        q, k, v = _layer(weights, layer, index, hidden, tokens, angles, seen.entries(index), rows)
         if query_rows:
             queries.append(q[:, -query_rows:].float().contiguous())
         appended.append((k, v))
@@ -161,11 +148,11 @@ class Layerwise:
     """Single layers on tokens (m,) that follow `cache`: inputs[i] (m, H) is what layer i reads in a dense pass."""
 
     def __init__(self, weights: Weights, cache: KVCache, tokens: torch.Tensor) -> None:
-        self._weights, self._cache = weights, cache
+        self._weights, self._cache, self._tokens = weights, cache, tokens.to(weights.device)
         count = int(tokens.shape[0])
         at = torch.arange(cache.tokens, cache.tokens + count, device=weights.device, dtype=torch.float32)
         self._angles = at[:, None] * weights.inv_freq
-        self.inputs = [weights.embedding[tokens.to(weights.device)].float()]
+        self.inputs = [weights.embedding[self._tokens].float()]
         for index in range(weights.shape.layers - 1):
             self.inputs.append(self.output(index, None))
 
@@ -173,59 +160,40 @@ class Layerwise:
     def output(self, index: int, thresholds: torch.Tensor | None) -> torch.Tensor:
         """Return (m, H): the output of layer `index` on its dense input, with one threshold per projection (7,)."""
         hidden = self.inputs[index].clone()
-        seen = _retained(self._cache, index)
-        _layer(self._weights, self._weights.layers[index], hidden, self._angles, seen, thresholds, _Counter())
+        seen = self._cache.entries(index)
+        dense, limits = DenseRows(self._weights), {} if thresholds is None else {index: thresholds}
+        rows: Rows = ThresholdedRows(self._weights, limits) if limits else dense
+        _layer(self._weights, self._weights.layers[index], index, hidden, self._tokens, self._angles, seen, rows)
         return hidden
-
-
-@dataclass(frozen=True)
-class _Retained:
-    """Entries of one layer that the block may read: keys, values (kv_heads, longest, d), lengths (kv_heads,)."""
-
-    keys: torch.Tensor
-    values: torch.Tensor
-    lengths: torch.Tensor
-
-
-def _retained(seen: KVCache | PackedCache, index: int) -> _Retained:
-    lengths = seen.lengths[index]
-    longest = int(lengths.max())
-    return _Retained(seen.keys[index][:, :longest], seen.values[index][:, :longest], lengths)
 
 
 def _layer(
     weights: Weights,
     layer: Layer,
+    index: int,
     hidden: torch.Tensor,
+    tokens: torch.Tensor,
     angles: torch.Tensor,
-    retained: _Retained,
-    thresholds: torch.Tensor | None,
-    counter: _Counter,
+    retained: Entries,
+    rows: Rows,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Advance hidden (m, H) in place; return rotated queries (heads, m, d) and new keys and values (kv_heads, m, d)."""
     shape, eps = weights.shape, weights.eps
     count, dim = hidden.shape[0], shape.head_dim
     q_width, kv_width = shape.heads * dim, shape.kv_heads * dim
-
-    def project(x: torch.Tensor, matrix: Matrix, widths: tuple[int, ...], first: int) -> torch.Tensor:
-        own = None if thresholds is None else thresholds[first : first + len(widths)].tolist()
-        return _project(x, matrix, widths, own, counter)
-
-    qkv = project(_norm(hidden, layer.attention_norm, eps), layer.qkv, (q_width, kv_width, kv_width), 0)
+    qkv = rows.qkv(index, layer, _norm(hidden, layer.attention_norm, eps))
     q, k, v = qkv.split((q_width, kv_width, kv_width), dim=-1)
     q = rotate(normalise(q.view(count, shape.heads, dim), layer.q_norm, eps), angles[:, None])
     k = rotate(normalise(k.view(count, shape.kv_heads, dim), layer.k_norm, eps), angles[:, None])
     queries, keys = q.transpose(0, 1).to(weights.dtype), k.transpose(0, 1).to(weights.dtype)
     values = v.view(count, shape.kv_heads, dim).transpose(0, 1).to(weights.dtype)
     mixed = _attend(queries, keys, values, retained).transpose(0, 1).reshape(count, q_width).float()
-    hidden += project(mixed, layer.o, (shape.hidden,), 3)
-    normed = _norm(hidden, layer.mlp_norm, eps)
-    gate, up = project(normed, layer.gate_up, (shape.intermediate, shape.intermediate), 4).chunk(2, dim=-1)
-    hidden += project(functional.silu(gate) * up, layer.down, (shape.hidden,), 6)
+    hidden += rows.o(index, layer, mixed)
+    hidden += rows.mlp(index, layer, _norm(hidden, layer.mlp_norm, eps), tokens)
     return queries, keys, values
 
 
-def _attend(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, retained: _Retained) -> torch.Tensor:
+def _attend(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, retained: Entries) -> torch.Tensor:
     """Return (heads, m, d): attention over the retained entries of each head and the block's own past."""
     if queries.is_cuda:
         return _attend_by_head(queries, keys, values, retained)
@@ -243,9 +211,7 @@ def _attend(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, ret
     )[0]
 
 
-def _attend_by_head(
-    queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, retained: _Retained
-) -> torch.Tensor:
+def _attend_by_head(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, retained: Entries) -> torch.Tensor:
     """The same in float32, one KV head and at most LOGITS logits at a time: no fused form takes a mask over groups."""
     heads, count, dim = queries.shape
     kv_heads = keys.shape[0]
@@ -262,28 +228,6 @@ def _attend_by_head(
             scores[..., length:].masked_fill_(future[part], float("-inf"))
             out[head, :, part] = scores.softmax(-1) @ mixed
     return out.view(heads, count, dim)
-
-
-def _project(
-    x: torch.Tensor, matrix: Matrix, widths: tuple[int, ...], thresholds: list[float] | None, counter: _Counter
-) -> torch.Tensor:
-    """Return (m, N): each column segment reads the channels above its own threshold."""
-    w, bias = matrix.w.float(), matrix.bias
-    if thresholds is None:
-        return functional.linear(x, w, bias)
-    parts, start = [], 0
-    while start < len(widths):
-        # Segments with one threshold are one product: q, k and v mostly, gate and up always.
-        stop = start + 1
-        while stop < len(widths) and thresholds[stop] == thresholds[start]:
-            stop += 1
-        low, high = sum(widths[:start]), sum(widths[:stop])
-        read = mask(x, thresholds[start])
-        counter.add(int(read.sum()), x.shape[1], high - low, x.shape[0])
-        kept = torch.where(read, x, torch.zeros_like(x))
-        parts.append(functional.linear(kept, w[low:high], None if bias is None else bias[low:high]))
-        start = stop
-    return torch.cat(parts, -1)
 
 
 def _norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:

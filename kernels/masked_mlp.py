@@ -6,9 +6,9 @@ g comes from a dense product with the gate's rows. Row i of `w` is the up projec
 contiguous row that is not touched where the channel is dropped; the down projection then skips the zeros of `act`.
 
 `Route` chooses per token: where its table says 0, every row is read and the low-rank update is left out, so that the
-step is the base model's. `LowRank` adds the update of an adapter (W + B A) inside the same launch: the products A_gate z
-and A_up z arrive behind g, B is applied to the kept rows, and A_down act leaves behind `act`, where the down projection
-finds it.
+step is the base model's. `LowRank` adds the update of an adapter (W + B A) inside the same launch: the products
+A_gate z and A_up z arrive behind g, B is applied to the kept rows, and A_down act leaves behind `act`, where the down
+projection finds it.
 
 Bytes moved: kept_rows K s_w, and with an update I r s for B_gate and 2 kept_rows r s for B_up and A_down.
 """
@@ -37,7 +37,7 @@ class Route:
 
 @dataclass(frozen=True)
 class LowRank:
-    """Factors of rank r, scale included: gate_b and up_b (I, r), one row per output; down_a (I, r), one row per input."""
+    """Factors of rank r, scale included: gate_b and up_b (I, r), a row per output; down_a (I, r), a row per input."""
 
     gate_b: torch.Tensor
     up_b: torch.Tensor

@@ -56,7 +56,7 @@ def masked_up(
     threshold = tl.load(limit)
     sparse = 1
     if ROUTED:
-        sparse = tl.load(table + tl.load(tokens + tl.load(position))).to(tl.int32)
+        sparse = (tl.load(table + tl.load(tokens + tl.load(position))) != 0).to(tl.int32)
         threshold = tl.where(sparse != 0, threshold, -1.0)
     g = tl.load(gate + row, mask=live, other=0.0)
     if RANK > 0:
@@ -101,7 +101,7 @@ def masked_up(
                 at = sums + p[:, None] * SPAN + j[None, :]
                 low += tl.load(at, mask=(p < programs)[:, None], other=0.0, cache_modifier=".cg")
         tl.store(kept, tl.sum(rows, axis=0))
-        tl.store(kept + 1, (sparse != 0).to(tl.int32) if ROUTED else 1)
+        tl.store(kept + 1, sparse)
         if RANK > 0:
             tl.store(act + N + j, tl.sum(low, axis=0), mask=j < RANK)
 
