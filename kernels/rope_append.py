@@ -17,6 +17,9 @@ from kernels import Launch, ShapeError, backend, require_shape
 Packed = tuple[
     torch.Tensor, torch.Tensor, torch.Tensor
 ]  # keys, values (kv_heads, capacity, d); lengths (kv_heads,) int32
+Rows = tuple[
+    torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor
+]  # keys, values (rows, d) of all heads; offsets (kv_heads,) int64; lengths (kv_heads,) int32
 
 
 def rotate(heads: torch.Tensor, angles: torch.Tensor, scaling: float = 1.0) -> torch.Tensor:
@@ -79,3 +82,28 @@ def check(
                 f"the packed cache has {packed[0].shape[0]} heads; it is kept per KV head, and there are {kv_heads}"
             )
         require_shape("lengths", packed[2], (kv_heads,))
+
+
+def bind_rows(
+    qkv: torch.Tensor,
+    inv_freq: torch.Tensor,
+    position: torch.Tensor,
+    query: torch.Tensor,
+    full: tuple[torch.Tensor, torch.Tensor],
+    rows: Rows,
+    q_norm: torch.Tensor | None = None,
+    k_norm: torch.Tensor | None = None,
+    eps: float = 1e-6,
+) -> Launch:
+    """Bind rotation and append to flat storage: the new entry of head h goes to row offsets[h] + lengths[h].
+
+    It goes to slot `position` of the full cache as well, unless that has a capacity of 0.
+    """
+    kv_heads, _, dim = full[0].shape
+    check(qkv, inv_freq, position, (query.shape[0], query.shape[1]), full, None)
+    keys, values, offsets, lengths = rows
+    require_shape("row keys", keys, (keys.shape[0], dim))
+    require_shape("row values", values, tuple(keys.shape))
+    require_shape("offsets", offsets, (kv_heads,))
+    require_shape("lengths", lengths, (kv_heads,))
+    return backend("rope_append", keys).bind_rows(qkv, inv_freq, position, query, full, rows, q_norm, k_norm, eps)

@@ -11,7 +11,7 @@ import torch
 
 from kernels import Launch
 from kernels.cpu.common import FASTMATH, array
-from kernels.rope_append import Packed
+from kernels.rope_append import Packed, Rows
 
 
 @numba.njit(fastmath=FASTMATH)
@@ -93,6 +93,61 @@ def _alone(  # type: ignore[no-untyped-def]
         qkv, inv_freq, scaling, position, query, keys, values, packed, packed_keys, packed_values, lengths, q_norm,
         k_norm, eps,
     )  # fmt: skip
+
+
+@numba.njit(cache=True)
+def _to_rows(  # type: ignore[no-untyped-def]
+    qkv, inv_freq, position, query, keys, values, row_keys, row_values, offsets, lengths, q_norm, k_norm, eps
+):
+    """Rotate one token and append it to row offsets[h] + lengths[h], and to the full cache where one is stored."""
+    heads, dim = query.shape
+    kv_heads = lengths.shape[0]
+    where = position[0]
+    cos = np.empty(dim // 2, dtype=np.float32)
+    sin = np.empty(dim // 2, dtype=np.float32)
+    for i in range(dim // 2):
+        angle = np.float32(where) * inv_freq[i]
+        cos[i], sin[i] = np.float32(np.cos(angle)), np.float32(np.sin(angle))
+    for h in range(heads):
+        _head(qkv[h * dim : (h + 1) * dim], q_norm, eps, cos, sin, query[h])
+    for h in range(kv_heads):
+        start, row = (heads + h) * dim, offsets[h] + lengths[h]
+        _head(qkv[start : start + dim], k_norm, eps, cos, sin, row_keys[row])
+        row_values[row] = qkv[start + kv_heads * dim : start + (kv_heads + 1) * dim]
+        if keys.shape[1] > 0:
+            keys[h, where] = row_keys[row]
+            values[h, where] = row_values[row]
+
+
+def bind_rows(
+    qkv: torch.Tensor,
+    inv_freq: torch.Tensor,
+    position: torch.Tensor,
+    query: torch.Tensor,
+    full: tuple[torch.Tensor, torch.Tensor],
+    rows: Rows,
+    q_norm: torch.Tensor | None,
+    k_norm: torch.Tensor | None,
+    eps: float,
+) -> Launch:
+    """Bind rotation and append to rows; shapes are checked by `kernels.rope_append.bind_rows`."""
+    none = np.zeros(0, dtype=np.float32)
+    return functools.partial(
+        _to_rows,
+        array("qkv", qkv),
+        array("inv_freq", inv_freq),
+        array("position", position, torch.int32),
+        array("query", query),
+        array("keys", full[0]),
+        array("values", full[1]),
+        array("row keys", rows[0]),
+        array("row values", rows[1]),
+        array("offsets", rows[2], torch.int64),
+        array("lengths", rows[3], torch.int32),
+        none if q_norm is None else array("q_norm", q_norm),
+        none if k_norm is None else array("k_norm", k_norm),
+        np.float32(eps),
+    )
 
 
 def bind(
