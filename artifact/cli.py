@@ -25,6 +25,8 @@ VERBS = {
     "fetch": ("artifact.embedded:fetch_command", "Fetch the embedded model (98 MB) and verify it."),
     "list": ("artifact.verbs.list:command", "List the claims: what each needs, its minutes and memory."),
     "predict": ("artifact.predict:command", "Predict crossing and bounds of a model from its dimensions alone."),
+    "gate": ("artifact.verbs.gate:command", "Measure which mode is fastest at which length and write it as a table."),
+    "generate": ("artifact.verbs.generate:command", "Generate text in one mode, or in the one that the gate chooses."),
     "verify": ("artifact.verbs.verify:command", "Measure and judge the named claims."),
     "verify-all": ("artifact.verbs.verify:all_command", "Measure and judge every claim and write the tables."),
     "campaign": ("artifact.verbs.campaign:command", "Measure claims without judging, in pieces that add up."),
