@@ -38,6 +38,7 @@ VERBS = {
     ),
     "report": ("artifact.verbs.report:command", "Write page, figures and standard records of a run again; --pdf too."),
     "compare": ("artifact.verbs.compare:command", "Two runs side by side, with what differs between the machines."),
+    "selftest": ("artifact.verbs.selftest:command", "See that seeded faults turn every claim away from `reproduced`."),
     "docs": ("artifact.verbs.docs:command", "Write the generated parts of the documentation again."),
     "bench": ("artifact.verbs.bench:command", "Measure the kernels against the read bandwidth of this machine."),
 }

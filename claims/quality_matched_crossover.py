@@ -53,7 +53,12 @@ SEPARATE = Predicate(
     "projection keeps separate",
     "extra nats from one projection keep to the next lower one (70, 60, 50%), windows paired, the least resolved step",
     "section 5.2",
-    Region(0.0, None, "the interval of each step down lies above zero: the sweep resolves the keep ratios", "nats"),
+    Region(
+        1e-6,
+        None,
+        "each step down costs something, a difference of exactly nothing is a ratio that was ignored",
+        "nats",
+    ),
     EVERYWHERE,
     "intervals over eight windows separate 70, 60 and 50%",
 )

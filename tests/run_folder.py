@@ -13,7 +13,7 @@ from artifact import claim as claims
 from artifact.profiles import Profile
 from artifact.records import Run
 from artifact.verify import derive
-from tests.test_crossing import honest, rows_of
+from tests.faults import baseline_sensitivity, crossover, speedup_bounds
 
 PROFILE = Profile("embedded", "SmolLM2-135M-Instruct.gguf", "cpu", "float32", None, 2)
 SYSTEM: dict[str, Any] = {
@@ -31,43 +31,7 @@ Row = dict[str, Any]
 
 
 def crossover_rows() -> list[Row]:
-    return rows_of(honest())
-
-
-def baseline_rows(blocks: int = 3) -> list[Row]:
-    """A window of 30% against dense decoding by three paths, at the longest context of the simulated sweep."""
-    sweep = [row for row in rows_of(honest(), blocks) if row["part"] == "sweep" and row["context"] == 7936]
-    factors = {"masked": 3.1, "fused": 1.6, "splitk": 1.0}
-    rows = []
-    for block in range(blocks):
-        own = [row for row in sweep if row["block"] == block]
-        dense = next(row for row in own if row["mode"] == "dense")
-        window = next(row for row in own if row["mode"] == "kv" and row["r_kv"] == 0.3)
-        common = {"cell": f"longest-{block}", "ops_ms": {"attention": 2.0}, "attention_backend": "simulated"}
-        for path, factor in factors.items():
-            rows.append({**dense, **common, "path": path, "ms": (factor * np.array(dense["ms"])).tolist()})
-        rows.append({**window, **common, "path": "splitk", "method": "window"})
-    return rows
-
-
-def speedup_rows(blocks: int = 3) -> list[Row]:
-    """Four modes at four contexts."""
-    times, rng = honest(), np.random.default_rng(1)
-    template = crossover_rows()[0]
-    rows = []
-    for block in range(blocks):
-        for n in (1024, 2048, 4096, 7936):
-            for r_p, r_kv, mode in (
-                (1.0, 1.0, "dense"),
-                (0.5, 1.0, "projection"),
-                (1.0, 0.3, "kv"),
-                (0.5, 0.3, "both"),
-            ):
-                ms = times(r_p, r_kv, n) * (1 + 0.003 * rng.standard_normal(30))
-                row = {**template, "cell": f"sweep-{block}", "block": block, "context": n, "mode": mode, "r_p": r_p}
-                row |= {"r_kv": r_kv, "counted_r_p": r_p, "counted_r_kv": r_kv, "ms": ms.tolist(), "path": "splitk"}
-                rows.append(row)
-    return rows
+    return crossover.honest()
 
 
 def quality_rows(windows: int = 4) -> list[Row]:
@@ -89,8 +53,8 @@ def quality_rows(windows: int = 4) -> list[Row]:
 
 ROWS = {
     "crossover": crossover_rows,
-    "baseline_sensitivity": baseline_rows,
-    "speedup_bounds": speedup_rows,
+    "baseline_sensitivity": baseline_sensitivity.honest,
+    "speedup_bounds": speedup_bounds.honest,
     "quality_matched_crossover": quality_rows,
 }
 

@@ -16,6 +16,7 @@ from paper_tables.plots import series, style
 from paper_tables.plots.render import figures_of, load, plot, plot_names, plot_run
 from paper_tables.render import TableMissing
 from tests import run_folder
+from tests.faults import baseline_sensitivity, crossover, speedup_bounds
 
 ALL = ("byte_account", *run_folder.ROWS)
 
@@ -40,7 +41,7 @@ def test_a_users_own_settings_change_no_byte(run: Path) -> None:
     import matplotlib
 
     module = load("figure5")
-    rows = [row | {"claim": "baseline_sensitivity", "origin": "live"} for row in run_folder.baseline_rows()]
+    rows = [row | {"claim": "baseline_sensitivity", "origin": "live"} for row in baseline_sensitivity.honest()]
     plain, _ = plot(module, rows, {})
     with matplotlib.rc_context({"lines.linewidth": 9.0, "font.size": 20, "axes.grid": False}):
         changed, _ = plot(module, rows, {})
@@ -63,9 +64,9 @@ def test_importing_figures_does_not_import_matplotlib() -> None:
 
 
 def test_gains_and_bounds_equal_the_closed_form() -> None:
-    rows = series.timed(run_folder.speedup_rows())
+    rows = series.timed(speedup_bounds.honest())
     gains = series.gains(rows, (0.5, 0.3))
-    times = run_folder.honest()
+    times = crossover.machine(dense_cost=0.0)
     for mode, ratios in (("projection", (0.5, 1.0)), ("kv", (1.0, 0.3)), ("both", (0.5, 0.3))):
         for context, interval in gains[mode].items():
             expected = times(1.0, 1.0, context) / times(*ratios, context)
@@ -76,7 +77,7 @@ def test_gains_and_bounds_equal_the_closed_form() -> None:
 
 
 def test_arms_of_unequal_length_are_an_error() -> None:
-    rows = series.timed(run_folder.speedup_rows())
+    rows = series.timed(speedup_bounds.honest())
     next(row for row in rows if row["mode"] == "kv")["ms"].pop()
     with pytest.raises(ValueError, match="samples"):
         series.gains(rows, (0.5, 0.3))
@@ -92,7 +93,7 @@ def test_perplexity_is_the_exponential_of_the_mean_loss_and_needs_the_same_windo
 
 
 def test_figure_3_prefers_its_own_claim_and_falls_back_to_the_sweep() -> None:
-    own = [row | {"claim": "speedup_bounds", "origin": "live"} for row in run_folder.speedup_rows()]
+    own = [row | {"claim": "speedup_bounds", "origin": "live"} for row in speedup_bounds.honest()]
     sweep = [row | {"claim": "crossover"} for row in run_folder.crossover_rows()]
     _, alt = plot(load("figure3"), own + sweep, {})
     assert "at 4K" in alt and "at most" in alt
@@ -104,7 +105,7 @@ def test_figure_3_prefers_its_own_claim_and_falls_back_to_the_sweep() -> None:
 
 
 def test_an_unbounded_interval_has_no_bar() -> None:
-    rows = run_folder.baseline_rows(blocks=1)
+    rows = baseline_sensitivity.honest(blocks=1)
     _, alt = plot(load("figure5"), [row | {"origin": "live"} for row in rows], {})
     assert "over masked" in alt
 

@@ -3,54 +3,25 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import math
-from typing import Any
 
-import numpy as np
 import pytest
 
 from artifact import matched
 from artifact.account import Setting, n_star
-from artifact.configuration import Configuration
-from artifact.profiles import Profile
 from artifact.quality_plan import singles
-from artifact.shapes import known_shape
 from artifact.stats import Verdict
 from artifact.verify import summarise
 from claims import quality_matched_crossover as claim
-
-PROFILE = Profile("embedded", "model.gguf", "cpu", "float32", None, 2)
-SHAPE = known_shape("Llama-3.1-8B")
-Row = dict[str, Any]
-
-
-def rows_of(projection: dict[float, float], selection: dict[float, float], noise: float = 1e-3) -> list[Row]:
-    """Window rows whose perplexity increases (shares of dense) are as given."""
-    rng = np.random.default_rng(0)
-    rows: list[Row] = [{"kind": "shape", "shape": dataclasses.asdict(SHAPE)}]
-    arms = [(Configuration(), 0.0)]
-    arms += [(Configuration(r_p=keep), share) for keep, share in projection.items()]
-    arms += [(Configuration(r_kv=keep, method="snapkv"), share) for keep, share in selection.items()]
-    for window in range(8):
-        level = 1.8 + 0.1 * rng.standard_normal()
-        for arm, share in arms:
-            nll = level + math.log1p(share) + noise * rng.standard_normal()
-            rows.append({
-                **arm.record(), "kind": "window", "window": window, "protocol": "p", "nll": [nll] * 3,
-                "window_tokens_hash": f"w{window}",
-            })  # fmt: skip
-    return rows
-
-
-# The paper: 10% KV keep costs 0.06 of 6.09; the matched projection keeps are 0.691, 0.584 and 0.500 (derived).
-PROJECTION = {0.691: 0.2 / 6.09, 0.584: 0.5 / 6.09, 0.5: 1.0 / 6.09}
-SELECTION = {0.5: 0.001, 0.2: 0.001, 0.1: 0.06 / 6.09}
-
-
-def paper_rows(noise: float = 1e-6) -> list[Row]:
-    projection = {0.7: 0.19 / 6.09, 0.6: 0.44 / 6.09, **PROJECTION}
-    return rows_of(dict(sorted(projection.items(), reverse=True)), SELECTION, noise)
+from tests.faults.quality_matched_crossover import (
+    PROFILE,
+    PROJECTION,
+    SELECTION,
+    SHAPE,
+    paper_rows,
+    projection_ran_dense,
+    rows_of,
+)
 
 
 def test_the_papers_sweep_gives_the_papers_crossovers() -> None:
@@ -87,6 +58,9 @@ def test_ignored_keep_ratios_turn_the_claim_away() -> None:
     """A projection branch that ran dense costs nothing at any ratio: the steps between ratios vanish."""
     found = claim.judge(rows_of({0.7: 0.0, 0.6: 0.0, 0.5: 0.0}, SELECTION, 1e-4), PROFILE)
     assert found[-1].verdict in (Verdict.CONTRADICTED, Verdict.INCONCLUSIVE)
+    exactly = paper_rows()
+    projection_ran_dense(exactly)
+    assert claim.judge(exactly, PROFILE)[-1].verdict is Verdict.CONTRADICTED
 
 
 def test_unequal_arms_are_errors() -> None:

@@ -5,9 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from models_fixture import saved, token_ids
@@ -22,9 +20,9 @@ from artifact.shapes import known_shape
 from artifact.stats import Verdict
 from artifact.verify import summarise
 from claims import teal_greedy as claim
+from tests.faults.teal_greedy import Row, greedy_is_worse, greedy_reads_more, honest
 
 PROFILE = Profile("embedded", "model.gguf", "cpu", "float32", None, 2)
-Row = dict[str, Any]
 
 
 @pytest.fixture(scope="module")
@@ -101,37 +99,10 @@ def test_another_ratio_than_the_allocated_one_is_refused(
         teal_greedy.allocate(weights, calibration, token_ids(60), 0.5)
 
 
-def honest() -> list[Row]:
-    rng = np.random.default_rng(0)
-    rows = []
-    for window in range(8):
-        level = 2.7 + 0.2 * rng.standard_normal()
-        for keep in claim.KEEPS:
-            for kind in ("uniform", "greedy"):
-                cost = 0.5 * (1 - keep) ** 2 * (0.7 if kind == "greedy" else 1.0) + 0.002 * rng.standard_normal()
-                rows.append({
-                    "kind": "window", "label": f"{kind}{100 * keep:g}", "r_p": keep, "window": window, "protocol": "p",
-                    "window_tokens_hash": f"w{window}", "nll": [level + cost] * 3, "counted_r_p": keep - 0.005,
-                })  # fmt: skip
-    return rows
-
-
 def test_as_published_on_a_model_of_that_scale() -> None:
     for name in ("embedded", "paper"):
         profile = Profile(name, "m", "cpu", "float32", None, 2)
         assert summarise(claim.judge(honest(), profile)) is Verdict.REPRODUCED
-
-
-def greedy_reads_more(rows: list[Row]) -> None:
-    for row in rows:
-        if row["label"].startswith("greedy"):
-            row["counted_r_p"] += 0.04
-
-
-def greedy_is_worse(rows: list[Row]) -> None:
-    for row in rows:
-        if row["label"] == "greedy50":
-            row["nll"] = [value + 0.1 for value in row["nll"]]
 
 
 @pytest.mark.parametrize(("fault", "number"), [(greedy_reads_more, 0), (greedy_is_worse, 1)])

@@ -1,0 +1,101 @@
+"""What a CUDA graph freezes: launches are configured when bound, and everything that moves is read on the device.
+
+Without a GPU the list of launches stands in for the graph: it, too, is made once and replayed.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+pytest.importorskip("triton")
+
+import kernels
+from artifact import cells
+from artifact.decoder import Decoder
+from artifact.prepare import Prepared, prepare_synthetic
+from artifact.shapes import Shape
+from kernels.cuda import attention, gemv, sparse_gemv
+
+SHAPE = Shape("tiny", 96, 2, 6, 2, 32, 160, 211, 1024, False)
+OPS = ("attention", "gate_up", "gather", "gemv", "rope_append", "score", "sparse_gemv", "token")
+SHORT, LONG = 64, 448
+
+
+@pytest.fixture(scope="module")
+def prepared(device: torch.device) -> Iterator[Prepared]:
+    """A small synthetic model on the Triton kernels, in the interpreter where there is no GPU."""
+    patch = pytest.MonkeyPatch()
+    if not torch.cuda.is_available():
+        for op in OPS:
+            patch.setattr(f"kernels.{op}.backend", lambda op, tensor: importlib.import_module(f"kernels.cuda.{op}"))
+    yield prepare_synthetic(SHAPE, device.type, torch.float16, 512 + cells.EXTRA_STEPS)
+    patch.undo()
+
+
+def test_autotuning_inside_a_capture_cannot_happen_because_nothing_is_autotuned() -> None:
+    folder = Path(kernels.__file__).parent
+    found = [
+        file.name for file in folder.rglob("*.py") if re.search(r"autotune|do_bench|@\w+\.heuristics", file.read_text())
+    ]
+    assert not found
+
+
+def test_launches_are_configured_when_they_are_bound(prepared: Prepared, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A configuration chosen at the first call would be chosen inside a capture."""
+    decoder = Decoder(prepared.weights, prepared.cache.share(SHORT), prepared.tokens)
+
+    def late(*_: object) -> None:
+        raise AssertionError("configured after binding")
+
+    for module in (attention, gemv, sparse_gemv):
+        monkeypatch.setattr(module, "config", late)
+    decoder.step()
+    assert bool(torch.isfinite(decoder.logits).all())
+
+
+def is_power_of_two(n: int) -> bool:
+    return n > 0 and n & (n - 1) == 0
+
+
+@given(
+    rows=st.integers(1, 300_000),
+    depth=st.integers(1, 40_000),
+    kv_heads=st.integers(1, 128),
+    dim=st.sampled_from([16, 64, 80, 96, 128, 256]),
+    processors=st.integers(1, 256),
+)
+def test_no_shape_is_left_without_a_configuration(
+    rows: int, depth: int, kv_heads: int, dim: int, processors: int
+) -> None:
+    for paired in (False, True):
+        dense = gemv.config(rows, depth, paired)
+        assert all(map(is_power_of_two, (dense.rows, dense.block, dense.warps)))
+        assert not dense.resident or dense.block >= depth
+    sparse = sparse_gemv.config(depth, rows, processors)
+    assert all(map(is_power_of_two, (sparse.columns, sparse.channels, sparse.warps)))
+    split = attention.config(kv_heads, dim, processors)
+    assert is_power_of_two(split.splits) and 1 <= split.merge <= split.splits
+
+
+def test_a_step_captured_at_a_short_context_equals_an_eager_one_at_a_long_context(prepared: Prepared) -> None:
+    """Lengths, positions and tokens that were baked in at the capture would give the short context's logits."""
+    eager = Decoder(prepared.weights, prepared.cache.share(LONG), prepared.tokens)
+    eager.step()
+    replayed = Decoder(prepared.weights, prepared.cache.share(SHORT), prepared.tokens)
+    replayed.step()
+    if prepared.weights.device.type == "cuda":
+        replayed.capture()
+    short = replayed.logits.clone()
+    replayed.cache.set_tokens(LONG)
+    replayed.step()
+    assert torch.equal(replayed.logits, eager.logits)
+    assert not torch.equal(replayed.logits, short)
+    assert replayed.cache.tokens == LONG + 1
