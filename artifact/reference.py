@@ -16,6 +16,8 @@ import torch
 
 from artifact.decoder import Decoder
 from artifact.models import Layer, Matrix
+from artifact.projection.lora import AdaptedMask, Factors
+from artifact.projection.masked import GateMask, MaskedSteps
 from artifact.projection.thresholds import Thresholds
 from artifact.step import Op
 
@@ -44,6 +46,11 @@ class Gate:
         while self._ops[0].name != "attention":
             self.run("choose" if self._ops[0].name == "choose" else "rope_append")
         self.run("attention")
+
+    def run_all(self, name: str) -> None:
+        """Launch operations for as long as the next one is of this kind."""
+        while self._ops and self._ops[0].name == name:
+            self.run(name)
 
     def rest(self) -> Iterator[Op]:
         """What is left of the step."""
@@ -76,7 +83,10 @@ def gate_step(decoder: Decoder, tolerance: float = TOLERANCE) -> float:
     gate.check("embedding", b.residual, weights.embedding[decoder.tokens[position]].float())
     for index, layer in enumerate(weights.layers):
         _attention_half(gate, layer, index, position)
-        _mlp_half(gate, layer, index)
+        if isinstance(decoder.projections, MaskedSteps):
+            _masked_half(gate, layer, index, decoder.projections)
+        else:
+            _mlp_half(gate, layer, index)
     gate.run("head")
     gate.check("logits", b.logits, weights.head.float() @ _norm(b.residual, weights.final_norm, weights.eps))
     for op in gate.rest():
@@ -133,11 +143,61 @@ def _mlp_half(gate: Gate, layer: Layer, index: int) -> None:
     _added(gate, "down", where, *_project(gate, layer.down, b.act, index, (shape.hidden,), 6))
 
 
-def _added(gate: Gate, name: str, where: str, expected: torch.Tensor, allowed: torch.Tensor) -> None:
-    """Run a projection that adds to the residual stream and check what it added, the sum's own rounding apart."""
+def _masked_half(gate: Gate, layer: Layer, index: int, steps: MaskedSteps) -> None:
+    """The MLP under a gate mask, which is compared on the very gate that the step computed, with or without adapter."""
+    decoder, shape = gate.decoder, gate.decoder.weights.shape
+    mask, own, fused = _masked_parts(decoder.projection, index)
+    masked = bool(mask.takes_masked_path(decoder.tokens[decoder.cache.position.long()])[0])
+    own = own if masked else None
+    width, where = shape.intermediate, f"of layer {index}"
+    normed = _norm(decoder.buffers.residual, layer.mlp_norm, decoder.weights.eps)
+    both = layer.gate_up.w.float() @ normed
+    gate.run("gate")
+    gate.run_all("low_rank")
+    seen = steps.gate[:width].clone()
+    if own is not None and fused:
+        seen += own.gate[1].to(seen.device).float() @ steps.gate[width : width + own.gate[1].shape[1]]
+    gate.check(f"gate {where}", seen, both[:width] + _low_rank(own, "gate", normed))
+
+    silu = seen * torch.sigmoid(seen)
+    limit = float(mask.limits[index]) if masked else -1.0
+    product = silu * (both[width:] + _low_rank(own, "up", normed))
+    close = (silu.abs() - limit).abs() <= AMBIGUOUS * abs(limit)
+    gate.run("up")
+    kept = torch.where(silu.abs() <= limit, torch.zeros_like(product), product)
+    gate.check(f"up {where}", steps.act[:width], kept, torch.where(close, product.abs(), torch.zeros_like(product)))
+
+    act = steps.act[:width].clone()
+    expected = layer.down.w.float() @ act + _low_rank(own, "down", act)
+    expected += 0.0 if layer.down.bias is None else layer.down.bias
+    _added(gate, "down", where, expected, torch.zeros_like(expected), "low_rank")
+
+
+def _masked_parts(branch: object, index: int) -> tuple[GateMask, Factors | None, bool]:
+    """The mask, the layer's factors and whether they ride on other products."""
+    if isinstance(branch, AdaptedMask):
+        return branch.mask, branch.adapter.layers[index], branch.fused
+    if isinstance(branch, GateMask):
+        return branch, None, False
+    raise TypeError(f"a step with a gate mask has the branch {type(branch).__name__}")
+
+
+def _low_rank(own: Factors | None, name: str, x: torch.Tensor) -> torch.Tensor:
+    """B A x of one projection, zero without factors."""
+    if own is None:
+        return torch.zeros((), device=x.device)
+    a, b = (one.to(x.device).float() for one in getattr(own, name))
+    return b @ (a @ x)
+
+
+def _added(gate: Gate, name: str, where: str, expected: torch.Tensor, allowed: torch.Tensor, and_all: str = "") -> None:
+    """Run a projection that adds to the residual stream, and what follows of the kind `and_all`; check what was added,
+    the sum's own rounding apart.
+    """
     residual = gate.decoder.buffers.residual
     before = residual.clone()
     gate.run(name)
+    gate.run_all(and_all)
     gate.check(f"{name} {where}", residual - before, expected, allowed + ROUNDING * residual.abs())
 
 
