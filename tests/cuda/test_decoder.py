@@ -12,8 +12,11 @@ pytest.importorskip("triton")
 import kernels
 from artifact import cells
 from artifact.cells import member
+from artifact.decoder import Decoder
 from artifact.models import Weights
 from artifact.prepare import Prepared, prepare_synthetic
+from artifact.projection.lora import AdaptedMask, random_adapter
+from artifact.projection.masked import GateMask
 from artifact.reference import gate_step
 from artifact.shapes import Shape
 
@@ -27,7 +30,8 @@ def triton_backend() -> None:
     if not torch.cuda.is_available():
         patch = pytest.MonkeyPatch()
         patch.setattr(kernels, "backend", lambda op, tensor: importlib.import_module(f"kernels.cuda.{op}"))
-        for op in ("attention", "gate_up", "gather", "gemv", "rope_append", "score", "sparse_gemv", "token"):
+        ops = ("attention", "gate_up", "gather", "gemv", "masked_mlp", "rope_append", "score", "sparse_gemv", "token")
+        for op in ops:
             patch.setattr(f"kernels.{op}.backend", kernels.backend)
         yield
         patch.undo()
@@ -61,3 +65,17 @@ def test_q_and_k_norms_ride_on_attention(prepared: Prepared) -> None:
     normed: Weights = replace(weights, layers=layers)
     decoder = cells.build(replace(prepared, weights=normed), member(256), STEPS)
     assert gate_step(decoder) < 1e-3
+
+
+@pytest.mark.parametrize("adapted", [False, True])
+def test_the_gate_mask_passes_the_gate_on_both_paths(prepared: Prepared, adapted: bool) -> None:
+    weights, ids = prepared.weights, prepared.tokens
+    table = torch.zeros(SHAPE.vocab, dtype=torch.bool, device=ids.device)
+    table[ids[256]] = True
+    mask = GateMask(torch.tensor([0.1, 0.2]), table)
+    branch = AdaptedMask(mask, random_adapter(SHAPE, 4, size=0.5)) if adapted else mask
+    decoder = Decoder(weights, prepared.cache.share(256), ids, branch)
+    assert gate_step(decoder) < 1e-3 and gate_step(decoder) < 1e-3
+    rows = decoder.projections.counters[0]
+    assert bool((decoder.projections.counters[1][:, 1] == 1 + int(ids[257] == ids[256])).all())
+    assert bool((rows[:, 0] == SHAPE.intermediate).all()) or bool(table[ids[257]])
