@@ -13,8 +13,10 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from artifact.account import Mode
+from artifact.stats import require_equal_arms
 
 SELECTING = (Mode.KV, Mode.BOTH)
 
@@ -101,3 +103,22 @@ def costs_from(
         share = r_kv if mode in SELECTING else 1.0
         lines[mode] = Line([(share * n, ms) for n, ms in zip(contexts, times, strict=True)], slope)
     return Costs(lines, Line([(float(n), ms) for n, ms in once]), r_kv)
+
+
+def quiet_times(rows: Sequence[Mapping[str, Any]]) -> tuple[list[int], dict[Mode, list[float]]]:
+    """Contexts, and quiet step ms per mode and context, from the timing rows of one process.
+
+    Raises ValueError when a context lacks a mode or arms hold different numbers of steps.
+    """
+    import numpy as np
+
+    from artifact.crossing import quiet_ms
+
+    require_equal_arms({f"{row['mode']} at {row['context']}": row["ms"] for row in rows})
+    contexts = sorted({int(row["context"]) for row in rows})
+    found: dict[Mode, dict[int, float]] = {mode: {} for mode in Mode}
+    for row in rows:
+        found[Mode(row["mode"])][int(row["context"])] = quiet_ms(np.asarray(row["ms"]))
+    if not contexts or any(sorted(times) != contexts for times in found.values()):
+        raise ValueError(f"modes were not all timed at {contexts} tokens")
+    return contexts, {mode: [times[n] for n in contexts] for mode, times in found.items()}

@@ -10,12 +10,14 @@ from __future__ import annotations
 import gzip
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from artifact.errors import UserError
+from artifact.records import rows_of
+from artifact.samples import Row, SampleLog
 
 FOLDER = Path(__file__).resolve().parent / "recorded"
 SAMPLES = ("samples.jsonl", "samples.jsonl.gz")
@@ -40,6 +42,16 @@ def opened(machine: str) -> Iterator[Path]:
         _unpack(FOLDER / machine, folder)
         derive(folder)
         yield folder
+
+
+def recorded_rows(machine: str, claims: Sequence[str]) -> list[Row]:
+    """The raw rows of these claims, without judging them. UserError for an unknown machine."""
+    if machine not in machines():
+        raise UserError(f"no run is recorded for {machine!r}; there are {', '.join(machines()) or 'none'}")
+    with tempfile.TemporaryDirectory(prefix="recorded-") as scratch:
+        _unpack(FOLDER / machine, Path(scratch))
+        log = SampleLog(Path(scratch) / SAMPLES[0])
+        return [row for claim in claims for row in rows_of(log, claim)]
 
 
 def recorded_results() -> dict[str, dict[str, Any]]:

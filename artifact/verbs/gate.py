@@ -11,6 +11,7 @@ import json
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING
 
 import click
@@ -101,6 +102,7 @@ def measured(
     from artifact import gate_cells
     from artifact.cells import is_name
     from artifact.gate import Table, current_device, version
+    from artifact.gate_costs import quiet_times
 
     lengths, note = lengths_for(profile, ratios, contexts, steps)
     request = gate_cells.gate_request(profile, ratios, lengths, steps, lengths[-1], note)
@@ -112,8 +114,10 @@ def measured(
             say(str(row["doing"]).rpartition(", ")[0] or str(row["doing"]))
         else:
             rows.append(row)
-    measured_at, step_ms, once = gate_cells.quiet_times(rows)
-    first = next(row for row in rows if row["kind"] == gate_cells.STEP)
+    stepped = [row for row in rows if row["kind"] == gate_cells.STEP]
+    measured_at, step_ms = quiet_times(stepped)
+    once = {row["context"]: median(row["once_ms"]) for row in rows if row["kind"] == gate_cells.SELECTION}
+    first = stepped[0]
     untested = "synthetic weights have no quality" if is_name(profile.model) else ""
     untested = untested or ("--skip-quality" if placements < 0 else "")
     return Table(
@@ -127,7 +131,7 @@ def measured(
         window_tokens=int(first["shape"]["window"]),
         contexts=tuple(measured_at),
         step_ms={mode: tuple(round(ms, 4) for ms in times) for mode, times in step_ms.items()},
-        selection_ms=tuple(round(ms, 4) for _, ms in once),
+        selection_ms=tuple(round(once[n], 4) for n in measured_at),
         checks=_checks(profile, ratios, lengths[-1], budget, windows, placements, untested),
         steps=steps,
         text=first["text"],
