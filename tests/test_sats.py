@@ -32,6 +32,10 @@ def statistics(weights: Weights) -> GateStatistics:
     return gate_stats.collect(weights, token_ids(480, seed=3).view(4, 120), rows=64)
 
 
+def quantiles_of(statistics: GateStatistics) -> torch.Tensor:
+    return torch.stack([gate_stats.quantile_table(gate) for gate in statistics.gates])
+
+
 def curves_of(errors: list[list[float]], shares: list[list[float]] | None = None) -> Curves:
     """Curves with candidates -1, 0, 1, 2 ... and, unless given, shares in equal steps."""
     table = torch.tensor(errors, dtype=torch.float64)
@@ -68,7 +72,7 @@ def test_the_error_is_equation_6(weights: Weights, statistics: GateStatistics, e
 def test_cats_drops_the_same_share_in_every_layer(
     weights: Weights, statistics: GateStatistics, sparsity: float
 ) -> None:
-    limits = cats.thresholds(statistics, sparsity).limits
+    limits = cats.thresholds(quantiles_of(statistics), sparsity).limits
     for layer in range(3):
         size = gate_stats.silu_gate(weights.layers[layer], statistics.inputs[layer]).abs()
         # The sample is 64 of 464 positions; 152 channels each.
@@ -212,6 +216,6 @@ def test_wrong_requests_are_one_sentence(weights: Weights, statistics: GateStati
     with pytest.raises(UserError, match=r"target sparsity is 1\.5"):
         curves_of([[0.0, 0.1]]).budget(1.5)
     with pytest.raises(UserError, match="drops every channel"):
-        cats.thresholds(statistics, 1.0)
+        cats.thresholds(quantiles_of(statistics), 1.0)
     with pytest.raises(UserError, match="longer than 4 tokens"):
         gate_stats.collect(weights, [token_ids(3)])

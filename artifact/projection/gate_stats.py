@@ -20,6 +20,7 @@ from artifact.projection.dense import linear
 from artifact.projection.magnitudes import Magnitudes
 
 SAMPLE_ROWS = 512  # token positions whose MLP output errors are averaged
+LEVELS = 1000  # quantiles are tabulated at every 0.1% of the activations
 SKIP = 4  # the first tokens of a sequence are attention sinks with activations far outside the rest
 
 
@@ -102,14 +103,17 @@ def _observe(
     prefill(weights, tokens, observe=observe)
 
 
+def quantile_table(gate: Magnitudes) -> torch.Tensor:
+    """Return (LEVELS + 1,): the quantiles of one layer's |SiLU(gate)| at equal steps of the share."""
+    return gate.quantile(torch.linspace(0.0, 1.0, LEVELS + 1, dtype=torch.float64))
+
+
 def shares_dropped(gate: Magnitudes, limits: torch.Tensor, asked: torch.Tensor) -> torch.Tensor:
     """Return (C,) float64: the share of a layer's activations at or below each limit (C,), which are its quantiles at
-    `asked` (C,). More than asked where many activations are equal, to 0.1%.
+    `asked` (C,). More than asked where many activations are equal, to one level.
     """
-    levels = torch.linspace(0.0, 1.0, 1001, dtype=torch.float64)
-    table = gate.quantile(levels)
-    below = torch.searchsorted(table, limits, right=True)
-    return torch.maximum(asked, levels[(below - 1).clamp(min=0)])
+    below = torch.searchsorted(quantile_table(gate), limits, right=True)
+    return torch.maximum(asked, (below - 1).clamp(min=0).double() / LEVELS)
 
 
 def silu_gate(layer: Layer, x: torch.Tensor) -> torch.Tensor:

@@ -1,0 +1,119 @@
+"""The result of gate-mask calibration as one small file: CATS percentiles and SATS error curves of a model.
+
+The file names what it came from: the model, the text and the tokens, and every number that decided it. It is refused
+for another model, and its tokens are held apart from those that are evaluated.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+
+from artifact.errors import UserError, one_line
+from artifact.models import Weights
+from artifact.projection import cats, gate_stats, sats
+from artifact.projection.masked import GateMask
+from artifact.projection.sats import Curves
+
+SCHEMA = 1
+METHODS = ("cats", "sats")
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What a calibration came from: identity of the model, hash of its text, hash and number of tokens; positions whose
+    errors were averaged, sequence length, epsilon of equation 6, target sparsities around which candidates are dense.
+    """
+
+    model: str
+    text_sha256: str
+    tokens_hash: str
+    tokens: int
+    rows: int
+    sequence: int
+    epsilon: float
+    targets: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class GateCalibration:
+    """quantiles (L, LEVELS + 1) of |SiLU(gate)|; curves of the local error."""
+
+    quantiles: torch.Tensor
+    curves: Curves
+    origin: Origin
+
+    def mask(self, method: str, sparsity: float) -> GateMask:
+        """Thresholds of a method at a target sparsity. Raises UserError for a method that is none."""
+        if method not in METHODS:
+            raise UserError(f"no gate-mask method is called {method!r}; choose one of {', '.join(METHODS)}")
+        if method == "cats":
+            return cats.thresholds(self.quantiles, sparsity)
+        return self.curves.mask(self.curves.budget(sparsity))
+
+    def save(self, file: Path) -> None:
+        """Write tensors and origin; under another name first, so that no half file is left."""
+        from safetensors.torch import save_file
+
+        tensors = {"quantiles": self.quantiles.contiguous(), "candidates": self.curves.candidates}
+        tensors |= {"errors": self.curves.errors, "shares": self.curves.shares}
+        scratch = file.with_name(f"{file.name}.{os.getpid()}.part")
+        try:
+            save_file(tensors, str(scratch), {"schema": str(SCHEMA), "origin": json.dumps(asdict(self.origin))})
+            os.replace(scratch, file)
+        except OSError as error:
+            raise UserError(f"{file} cannot be written ({error.strerror}); choose a writable folder") from error
+        finally:
+            scratch.unlink(missing_ok=True)
+
+
+def load(file: Path, weights: Weights) -> GateCalibration:
+    """Read a calibration of this model. Raises UserError when it is unreadable, newer, or another model's."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(str(file), framework="pt") as stored:
+            metadata = stored.metadata() or {}
+            tensors = {name: stored.get_tensor(name) for name in ("quantiles", "candidates", "errors", "shares")}
+        schema, record = int(metadata["schema"]), json.loads(metadata["origin"])
+        origin = Origin(**(record | {"targets": tuple(record["targets"])}))
+    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+        raise UserError(f"{file.name} is no gate calibration ({one_line(error)}); calibrate again") from error
+    if schema > SCHEMA:
+        raise UserError(f"{file.name} has schema {schema}, this version reads up to {SCHEMA}; update the artifact")
+    if origin.model != weights.identity:
+        raise UserError(
+            f"{file.name} was calibrated on the model {origin.model}, not {weights.identity}; calibrate again"
+        )
+    curves = Curves(tensors["candidates"], tensors["errors"], tensors["shares"])
+    return GateCalibration(tensors["quantiles"], curves, origin)
+
+
+def calibrate(
+    weights: Weights,
+    tokens: torch.Tensor,
+    text_sha256: str,
+    targets: tuple[float, ...],
+    sequence: int,
+    rows: int = gate_stats.SAMPLE_ROWS,
+    epsilon: float = sats.EPSILON,
+) -> GateCalibration:
+    """Calibrate on tokens (n,), cut into sequences that are prefilled one by one."""
+    statistics = gate_stats.collect(weights, tokens.split(sequence), rows)
+    curves = sats.curves(weights, statistics, targets, epsilon)
+    quantiles = torch.stack([gate_stats.quantile_table(gate) for gate in statistics.gates])
+    origin = Origin(
+        model=weights.identity,
+        text_sha256=text_sha256,
+        tokens_hash=statistics.tokens_hash,
+        tokens=statistics.tokens,
+        rows=int(statistics.inputs.shape[1]),
+        sequence=sequence,
+        epsilon=epsilon,
+        targets=targets,
+    )
+    return GateCalibration(quantiles, curves, origin)
