@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from artifact.account import Mode, Setting, bound
-from artifact.crossing import quiet_ms
+from artifact.levels import with_levels
 from artifact.shapes import Shape
 
 Row = dict[str, Any]
@@ -21,17 +21,14 @@ def gains_by_block(rows: Sequence[Row], paths: Sequence[str]) -> tuple[list[dict
     """
     gains, bounds = [], []
     for block in sorted({int(row["block"]) for row in rows}):
-        mine = [row for row in rows if int(row["block"]) == block]
+        mine = with_levels([row for row in rows if int(row["block"]) == block])
         dense = {row["path"]: row for row in mine if row["mode"] == "dense"}
         sparse = next((row for row in mine if row["mode"] == "kv"), None)
         if sparse is None or set(paths) - dense.keys():
             raise ValueError(
                 f"block {block} holds dense rows for {sorted(dense)}, expected {sorted(paths)} and a KV row"
             )
-        if len({len(row["ms"]) for row in (*dense.values(), sparse)}) != 1:
-            raise ValueError(f"block {block} has arms of unequal length")
-        window = quiet_ms(np.asarray(sparse["ms"]))
-        gains.append({path: quiet_ms(np.asarray(dense[path]["ms"])) / window for path in paths})
+        gains.append({path: dense[path]["level_ms"] / sparse["level_ms"] for path in paths})
         setting = Setting(1.0, sparse["counted_r_kv"], weight_bits=sparse["weight_bits"], kv_bits=sparse["kv_bits"])
         bounds.append(bound(Shape(**sparse["shape"]), setting, sparse["context"], Mode.KV))
     return gains, bounds

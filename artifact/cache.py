@@ -163,6 +163,14 @@ class PackedCache:
             self.values[index, head, length : length + count] = values[head]
         self.lengths[index] += count
 
+    def fork(self) -> PackedCache:
+        """Copy the entries into storage of its own: what one mode appends no other mode sees."""
+        size, longest = tuple(self.keys.shape), int(self.lengths.max())
+        keys, values = (empty(size, one.dtype, str(one.device)) for one in (self.keys, self.values))
+        keys[:, :, :longest] = self.keys[:, :, :longest]
+        values[:, :, :longest] = self.values[:, :, :longest]
+        return PackedCache(keys, values, self.lengths.clone(), self.prompt_tokens)
+
     def keep_ratio(self) -> float:
         """Counted share of the prompt's entries that are retained, from the lengths themselves (before any append)."""
         return float(self.lengths.double().mean()) / self.prompt_tokens

@@ -2,7 +2,8 @@
 one process.
 
 A request lists groups; the members of a group are alive together and take turns, one step each per round, so that
-drift and other load fall on all of them alike. Before any timing one member of every mode takes a step against the
+drift and other load fall on all of them alike. What is compared belongs in one group: step times depend by a percent
+or two on which steps run in between. Before any timing one member of every mode takes a step against the
 reference; a member whose logits are off, whose counted keep ratios are not the requested ones, or that moved more
 bytes than the machine can read is an error.
 """
@@ -15,13 +16,14 @@ import queue
 import statistics
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from artifact.account import K_TOKENS
 from artifact.attention_paths import capturable
-from artifact.cache import PackedCache
+from artifact.cache import KVCache, PackedCache
 from artifact.decoder import Decoder
 from artifact.kv.retain import budget
 from artifact.kv.snapkv import SnapKV
@@ -34,8 +36,8 @@ from artifact.system import last_level_cache_bytes
 from artifact.timing import interleave, profile_ops
 from kernels.bandwidth import Bandwidth, read_bandwidth
 
-WARMUP_STEPS = 3
-PROFILE_STEPS = 3
+WARMUP_STEPS = 2
+PROFILE_STEPS = 2
 EXTRA_STEPS = 1 + WARMUP_STEPS + PROFILE_STEPS  # the gate's step, warm-up, and steps timed launch by launch
 # Thresholds are quantiles of other text; single passages of ten tokens were seen to read 46.9% to 52.1% at 50%.
 KEEP_TOLERANCE = 0.05
@@ -51,15 +53,13 @@ def member(
     method: str = "snapkv",
     path: str = "splitk",
     part: str = "all",
-    pair: tuple[float, float] | None = None,
 ) -> Row:
     """One decoder of a group: context in tokens, requested keep ratios (1 reads everything), KV method, attention path.
 
-    method: snapkv or window; path: a name of `artifact.attention_paths`; part and pair say what the row is for and
-    are copied into it: rows of two pairs may share context and ratios and still belong to different rounds.
+    method: snapkv or window; path: a name of `artifact.attention_paths`; part says what the row is for.
     """
     one = {"context": context, "r_p": r_p, "r_kv": r_kv, "method": method if r_kv < 1 else "none"}
-    return {**one, "path": path, "part": part, "pair": None if pair is None else list(pair)}
+    return {**one, "path": path, "part": part}
 
 
 def mode_name(r_p: float, r_kv: float) -> str:
@@ -69,9 +69,12 @@ def mode_name(r_p: float, r_kv: float) -> str:
     ]
 
 
-def request(profile: Profile, groups: list[list[Row]], steps: int, longest: int, note: str = "") -> Row:
+def request(
+    profile: Profile, groups: list[list[Row]], steps: int, longest: int, note: str = "", order_seed: int = 0
+) -> Row:
     """Parameters of one `decode` cell. longest: the context to prefill, the same in all cells of a run so that it is
-    shared. note: what was left out of the request and why, copied into every row.
+    shared. note: what was left out of the request and why, copied into every row. order_seed: draws the orders in
+    which members take their turns; blocks differ in it.
     """
     return {
         "model": profile.model,
@@ -82,6 +85,7 @@ def request(profile: Profile, groups: list[list[Row]], steps: int, longest: int,
         "steps": steps,
         "longest": longest,
         "note": note,
+        "order_seed": order_seed,
     }
 
 
@@ -96,7 +100,8 @@ def decode(params: Row) -> Iterator[Row]:
     for number, group in enumerate(params["groups"]):
         doing = ", ".join(sorted({f"{one['context'] / K_TOKENS:.1f}K" for one in group}))
         yield {"progress": number / len(params["groups"]), "doing": f"decoding at {doing}"}
-        rows += measure_group(prepared, group, int(params["steps"]))
+        measured = measure_group(prepared, group, int(params["steps"]), int(params["order_seed"]))
+        rows += [{**row, "group": number} for row in measured]
     bandwidth = before.best(read_bandwidth(device))
     for row in rows:
         check_bandwidth(row, bandwidth)
@@ -134,9 +139,10 @@ def selected_contexts(params: Row) -> list[int]:
     return [*grouped, *(int(context) for context in params.get("contexts", ()))]
 
 
-def measure_group(prepared: Prepared, group: list[Row], steps: int) -> list[Row]:
+def measure_group(prepared: Prepared, group: list[Row], steps: int, order_seed: int = 0) -> list[Row]:
     """Build, check, time and count the members of one group; return their rows."""
-    decoders = {str(i): build(prepared, one, steps) for i, one in enumerate(group)}
+    common = Common(_unread_cache(prepared, group, steps))
+    decoders = {str(i): build(prepared, one, steps, common) for i, one in enumerate(group)}
     errors = dict.fromkeys(decoders, 0.0)
     for name in gated(group):
         errors.update(dict.fromkeys(_same_mode(group, group[int(name)]), gate_step(decoders[name])))
@@ -147,7 +153,7 @@ def measure_group(prepared: Prepared, group: list[Row], steps: int) -> list[Row]
         for name, decoder in decoders.items():
             if capturable(group[int(name)]["path"]):
                 decoder.capture()
-    samples = interleave(decoders, steps, WARMUP_STEPS)
+    samples = interleave(decoders, steps, WARMUP_STEPS, order_seed)
     rows = []
     for name, decoder in decoders.items():
         one = group[int(name)]
@@ -200,8 +206,28 @@ def _mode_key(one: Row) -> tuple[Any, ...]:
     return one["r_p"], one["r_kv"], one["method"], one["path"]
 
 
-def build(prepared: Prepared, one: Row, steps: int) -> Decoder:
-    """Build the decoder of one member on a cache of its own.
+@dataclass(frozen=True)
+class Common:
+    """What members of one group share to save memory and time.
+
+    unread: the full cache that KV members append to and never read. selected: caches packed so far, by context, keep
+    ratio and method; a second member with the same takes a copy.
+    """
+
+    unread: KVCache | None
+    selected: dict[tuple[int, float, str], PackedCache] = field(default_factory=dict)
+
+
+def _unread_cache(prepared: Prepared, group: list[Row], steps: int) -> KVCache | None:
+    longest = max((int(one["context"]) for one in group if one["r_kv"] < 1), default=0)
+    if prepared.synthetic or not longest:
+        return None
+    return prepared.cache.fork(longest, longest + steps + EXTRA_STEPS)
+
+
+def build(prepared: Prepared, one: Row, steps: int, common: Common | None = None) -> Decoder:
+    """Build the decoder of one member, on caches of its own but for what `common` lends to a group that has not
+    stepped yet.
 
     Whatever its context, a member goes on with the same passage: the text after the longest prefill. Channels kept
     depend on the tokens decoded, and different passages at different contexts would tilt the very curves that are
@@ -209,16 +235,35 @@ def build(prepared: Prepared, one: Row, steps: int) -> Decoder:
     """
     context, room = int(one["context"]), steps + EXTRA_STEPS
     source = prepared.cache
-    cache = source.share(context) if prepared.synthetic else source.fork(context, context + room)
+    if prepared.synthetic:
+        cache = source.share(context)
+    else:
+        lent = common.unread if common is not None and one["r_kv"] < 1 else None
+        cache = source.fork(context, context + room) if lent is None else lent.share(context)
     thresholds = prepared.calibration.thresholds(one["r_p"]) if one["r_p"] < 1 else None
-    packed: PackedCache | None = None
-    if one["r_kv"] < 1 and one["method"] == "snapkv":
-        packed = SnapKV().select(cache, prepared.queries[grid(context)], one["r_kv"], prepared.scale(), room)
-    elif one["r_kv"] < 1:
-        packed = Window().select(cache, one["r_kv"], room)
+    packed = _retained(prepared, one, cache, room, {} if common is None else common.selected)
     passage = prepared.tokens[source.tokens : source.tokens + room + 1]
     tokens = torch.cat((prepared.tokens[:context], passage))
     return Decoder(prepared.weights, cache, tokens, thresholds, packed, path=one["path"])
+
+
+def _retained(
+    prepared: Prepared, one: Row, cache: KVCache, room: int, selected: dict[tuple[int, float, str], PackedCache]
+) -> PackedCache | None:
+    """Select what the KV method of a member retains, or copy what was selected for another one; None without a
+    method.
+    """
+    if one["r_kv"] == 1:
+        return None
+    context, method = int(one["context"]), str(one["method"])
+    key = (context, float(one["r_kv"]), method)
+    if key in selected:
+        return selected[key].fork()
+    if method == "snapkv":
+        packed = SnapKV().select(cache, prepared.queries[grid(context)], one["r_kv"], prepared.scale(), room)
+    else:
+        packed = Window().select(cache, one["r_kv"], room)
+    return selected.setdefault(key, packed)
 
 
 def check_counts(one: Row, counted_r_p: float, decoder: Decoder, steps: int) -> None:
@@ -240,7 +285,8 @@ def check_bandwidth(row: Row, bandwidth: Bandwidth) -> None:
     """
     step_bytes = row["projection_bytes"] + row["kv_bytes"] + row["head_bytes"]
     from_memory = max(0.0, step_bytes - row["llc_bytes"])
-    reached = from_memory / statistics.median(row["ms"]) / 1e6
+    median_ms = statistics.median(row["ms"])
+    reached = from_memory / median_ms / 1e6 if median_ms > 0 else math.inf
     if not math.isfinite(reached) or reached > BANDWIDTH_SLACK * bandwidth.fastest_gbps:
         where = f"{row['mode']} at {row['context']} tokens"
         raise RuntimeError(f"{where} moved {reached:.1f} GB/s where memory reads {bandwidth.fastest_gbps:.1f}")

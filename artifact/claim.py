@@ -35,6 +35,7 @@ __all__ = [
     "Region",
     "Verdict",
     "find",
+    "left_out",
     "load",
     "names",
     "not_run",
@@ -124,6 +125,11 @@ def find(
 def not_run(predicate: Predicate, reason: str) -> Finding:
     """A predicate that could not be measured here, with the reason."""
     return Finding(predicate, None, Verdict.NOT_RUN, reason)
+
+
+def left_out(predicate: Predicate, reason: str) -> Finding:
+    """A predicate that the run did not set out to measure: it is shown, and counts neither for nor against."""
+    return Finding(predicate, None, Verdict.OBSERVED, reason)
 
 
 def folder() -> Path:

@@ -6,14 +6,12 @@ Choices are made from a timing screen; gains are taken from fresh blocks, never 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import median
 from typing import Any
 
 from artifact.configuration import from_record
-from artifact.stats import require_equal_arms
+from artifact.levels import with_levels
 
 Row = Mapping[str, Any]
 
@@ -38,31 +36,26 @@ def label(row: Row) -> str:
 
 
 def relative_times(rows: Sequence[Row]) -> dict[str, float]:
-    """Median over rounds of step time over the dense step of the same round, per label, of one process.
+    """Step time over that of the dense member of the same group, per label, of one process.
 
     Rows come in groups that were alive together; each group has its own dense member, so that drift between groups
     cancels. ValueError when a group has none or its members have different numbers of steps.
     """
     found: dict[str, list[float]] = {}
-    for group in _groups(rows):
+    for group in _groups(with_levels([dict(row) for row in rows])):
         dense = next((row for row in group if label(row) == "dense"), None)
         if dense is None:
             raise ValueError("a timing group has no dense member to compare with")
-        require_equal_arms({label(row): row["ms"] for row in group})
         for row in group:
-            ratio = median(math.log(a / b) for a, b in zip(row["ms"], dense["ms"], strict=True))
-            found.setdefault(label(row), []).append(math.exp(ratio))
+            found.setdefault(label(row), []).append(row["level_ms"] / dense["level_ms"])
     return {name: sum(ratios) / len(ratios) for name, ratios in found.items()}
 
 
 def _groups(rows: Sequence[Row]) -> list[list[Row]]:
-    """Split rows before every dense row: each group starts with its dense member."""
-    groups: list[list[Row]] = []
+    groups: dict[int, list[Row]] = {}
     for row in rows:
-        if label(row) == "dense" or not groups:
-            groups.append([])
-        groups[-1].append(row)
-    return groups
+        groups.setdefault(int(row["group"]), []).append(row)
+    return list(groups.values())
 
 
 def choose(increases: Mapping[str, float], times: Mapping[str, float], kinds: Mapping[str, str], budget: float) -> Pick:

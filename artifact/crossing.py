@@ -1,7 +1,8 @@
 """Locating and predicting the context at which two branches take equal time (crossover, section 4.3 and appendix D).
 
-Measured: the root of a line through the gaps T_P - T_KV at contexts around it, T the lower quartile of a run's steps.
-Predicted: the byte account plus the kernel cost of each branch, taken from sweep rows at other contexts,
+Measured: the root of a line through the gaps T_P - T_KV at contexts around it; every T is the level of a row, fitted
+over the rounds of its group (`artifact.levels`). Predicted: the byte account plus the kernel cost of each branch,
+taken from sweep rows at other contexts,
 
     s      = (1 - r_kv) dT_dense/dn                      growth of the byte-time gap, ms per token
     c_P    = mean over the sweep of  T_P  - T_dense + s n*        (time beyond the byte saving)
@@ -34,33 +35,14 @@ class Prediction:
     tokens: float
 
 
-def pick(rows: Sequence[Row], r_p: float, r_kv: float) -> dict[int, np.ndarray]:
-    """Return ms samples by context of the rows with these requested keep ratios."""
-    return {
-        int(row["context"]): np.asarray(row["ms"], dtype=np.float64)
-        for row in rows
-        if row["r_p"] == r_p and row["r_kv"] == r_kv
-    }
+def pick(rows: Sequence[Row], r_p: float, r_kv: float) -> dict[int, float]:
+    """Return the level in ms by context of the rows with these requested keep ratios."""
+    return {int(row["context"]): row["level_ms"] for row in rows if row["r_p"] == r_p and row["r_kv"] == r_kv}
 
 
-def quiet_ms(samples: np.ndarray) -> float:
-    """Return the lower quartile of step times: what else runs on a machine only ever adds time, often to half of the
-    steps.
-    """
-    return float(np.quantile(samples, 0.25))
-
-
-def gap(a: dict[int, np.ndarray], b: dict[int, np.ndarray]) -> dict[int, float]:
-    """Return per common context the quiet time of a minus that of b, ms.
-
-    Both arms were interleaved in the same rounds. Raises ValueError when they hold different numbers of samples.
-    """
-    gaps = {}
-    for context in sorted(a.keys() & b.keys()):
-        if len(a[context]) != len(b[context]) or len(a[context]) == 0:
-            raise ValueError(f"at {context} tokens the arms have {len(a[context])} and {len(b[context])} samples")
-        gaps[context] = quiet_ms(a[context]) - quiet_ms(b[context])
-    return gaps
+def gap(a: dict[int, float], b: dict[int, float]) -> dict[int, float]:
+    """Return per common context the time of a minus that of b, ms."""
+    return {context: a[context] - b[context] for context in sorted(a.keys() & b.keys())}
 
 
 def predict(sweep: Sequence[Row], r_p: float, r_kv: float, n_star: float) -> Prediction:
@@ -71,7 +53,7 @@ def predict(sweep: Sequence[Row], r_p: float, r_kv: float, n_star: float) -> Pre
     contexts = sorted(dense)
     if len(contexts) < 2:
         raise ValueError(f"the sweep holds dense rows at {contexts}; two contexts are needed for the slope")
-    slope, _ = np.polyfit(contexts, [quiet_ms(dense[n]) for n in contexts], 1)
+    slope, _ = np.polyfit(contexts, [dense[n] for n in contexts], 1)
     s = float(slope) * (1.0 - r_kv)
     over_p = gap(pick(sweep, r_p, 1.0), dense)
     over_kv = gap(pick(sweep, 1.0, r_kv), dense)

@@ -1,13 +1,13 @@
 """Which cells locate a crossing: a pilot that chooses contexts, then blocks of one fresh process each.
 
 A block holds a sweep, at the shortest and the longest context, and crossing rows at contexts around the crossings
-that the pilot predicted. Costs and prediction come from the sweep rows, the measured crossing from the others; slow
-drift of the machine falls on a prediction and its measurement alike.
+that the pilot predicted. Costs and prediction come from the sweep rows, the measured crossing from the others. All
+take turns in the same rounds: measured one after the other, in groups of different make-up, sweep rows favoured the
+projection branch by up to a millisecond against crossing rows.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,6 +18,7 @@ from artifact.cells import EXTRA_STEPS, Row, is_name, member, request
 from artifact.checkpoints import open_checkpoint
 from artifact.claim import Finding, NotRun
 from artifact.crossing import around, predict
+from artifact.levels import with_levels
 from artifact.prepare import GRID_TOKENS, grid
 from artifact.profiles import Profile
 from artifact.records import Cell, Run
@@ -25,9 +26,8 @@ from artifact.shapes import Shape, known_shape
 from artifact.stats import Verdict
 
 TASK = "artifact.cells:decode"
-SPREAD = (0.7, 1.0, 1.3)
-NARROW = (0.7, 1.3)  # two contexts fix a line; the first pair has three
-PILOT_STEPS = 10
+SPREAD = (0.7, 1.3)  # of the expected crossing; two contexts fix a line
+PILOT_STEPS = 8
 MIDDLE = 0.65  # of the longest context
 SHORTEST_TOKENS = 1024
 
@@ -88,7 +88,7 @@ def measure_blocks(
     if longest <= 2 * SHORTEST_TOKENS:
         raise NotRun(f"the window of {shape.window} tokens is too short for a sweep from {SHORTEST_TOKENS} tokens")
     run.expect(1 + blocks)
-    pilot = run.measure([pilot_cell(run.profile, plan, fit)])
+    pilot = with_levels(run.measure([pilot_cell(run.profile, plan, fit)]))
     contexts = crossing_contexts(pilot, plan, shape, longest)
     run.measure([block_cell(run.profile, plan, fit, block, contexts) for block in range(blocks)])
     for block in range(blocks, most):
@@ -104,16 +104,15 @@ def undecided(findings: list[Finding]) -> bool:
 
 
 def _largest_groups(plan: Plan, longest: int) -> list[list[Row]]:
-    """Groups that hold at least what those of a block hold, wherever its crossings turn out to be."""
-    crossing = [member(longest, 1.0, max(_ratios(plan, 1))) for _ in SPREAD]
-    return [sweep_group(plan, longest, "sweep"), crossing]
+    """A group that holds at least what that of a block holds, wherever its crossings turn out to be."""
+    anywhere = dict.fromkeys(plan.pairs, [longest] * len(SPREAD))
+    return [[*sweep_group(plan, longest, "sweep"), *crossing_group(plan, anywhere)]]
 
 
 def pilot_cell(profile: Profile, plan: Plan, fit: memory_plan.Fit) -> Cell:
     """A short sweep that only chooses the contexts of the blocks; no verdict reads it."""
-    steps = max(PILOT_STEPS, plan.steps // 4)
     group = sweep_group(plan, fit.tokens, "pilot")
-    return Cell(plan.claim, "pilot", TASK, request(profile, [group], steps, fit.tokens, fit.note))
+    return Cell(plan.claim, "pilot", TASK, request(profile, [group], PILOT_STEPS, fit.tokens, fit.note))
 
 
 def sweep_group(plan: Plan, longest: int, part: str) -> list[Row]:
@@ -130,44 +129,42 @@ def sweep_group(plan: Plan, longest: int, part: str) -> list[Row]:
     settings = [(SHORTEST_TOKENS, mode) for mode in ((1.0, 1.0), *single)]
     settings += [(middle, mode) for mode in ((1.0, 1.0), *others)]
     settings += [(longest, mode) for mode in ((1.0, 1.0), (nominal_p, 1.0), (1.0, nominal_kv), plan.pairs[0])]
-    return alternate([member(n, *mode, part=part) for n, mode in settings])
-
-
-def alternate(members: list[Row]) -> list[Row]:
-    """Order members so that dense and sparse projections take turns where they can.
-
-    Two modes in a row that read the same copy of the weights would find part of it in a large last-level cache.
-    """
-    dense = [one for one in members if one["r_p"] == 1]
-    sparse = [one for one in members if one["r_p"] < 1]
-    pairs = itertools.zip_longest(dense, sparse)
-    return [one for pair in pairs for one in pair if one is not None]
+    return [member(n, *mode, part=part) for n, mode in settings]
 
 
 def crossing_contexts(pilot: list[Row], plan: Plan, shape: Shape, longest: int) -> dict[tuple[float, float], list[int]]:
-    """Contexts of the crossing rows: around the prediction that the pilot gives for each pair, else around n*."""
-    found = {}
-    for index, (r_p, r_kv) in enumerate(plan.pairs):
+    """Contexts of the crossing rows, around the prediction that the pilot gives for a pair, else around its n*.
+
+    Pairs after the first have neighbouring crossings, and with contexts in common they share rows.
+    """
+    centres = []
+    for r_p, r_kv in plan.pairs:
         star = _n_star(shape, r_p, r_kv, pilot[0])
         predicted = predict(pilot, r_p, r_kv, star).tokens
-        centre = predicted if math.isfinite(predicted) else star
-        low = SHORTEST_TOKENS + GRID_TOKENS
-        found[r_p, r_kv] = around(centre, NARROW if index else SPREAD, GRID_TOKENS, low, longest - GRID_TOKENS)
-    return found
+        centres.append(predicted if math.isfinite(predicted) else star)
+    common = sum(centres[1:]) / max(1, len(centres) - 1)
+    low, high = SHORTEST_TOKENS + GRID_TOKENS, longest - GRID_TOKENS
+    return {
+        pair: around(common if index else centres[0], SPREAD, GRID_TOKENS, low, high)
+        for index, pair in enumerate(plan.pairs)
+    }
+
+
+def crossing_group(plan: Plan, contexts: dict[tuple[float, float], list[int]]) -> list[Row]:
+    """Both branches of every pair at its contexts, each member once however many pairs it serves."""
+    wanted = [(n, *mode) for pair in plan.pairs for n in contexts[pair] for mode in ((pair[0], 1.0), (1.0, pair[1]))]
+    return [member(*one, part="crossing") for one in dict.fromkeys(wanted)]
 
 
 def block_cell(
     profile: Profile, plan: Plan, fit: memory_plan.Fit, block: int, contexts: dict[tuple[float, float], list[int]]
 ) -> Cell:
-    """One fresh process: the sweep, then both branches of every pair at the contexts around its crossing.
-
-    The members of a group are alive together and interleaved step by step.
+    """One fresh process: the sweep and both branches of every pair at the contexts around its crossing, as one group,
+    alive together and interleaved step by step.
     """
-    groups = [sweep_group(plan, fit.tokens, "sweep")]
-    for r_p, r_kv in plan.pairs:
-        modes, pair = ((r_p, 1.0), (1.0, r_kv)), (r_p, r_kv)
-        groups.append([member(n, *mode, part="crossing", pair=pair) for n in contexts[pair] for mode in modes])
-    return Cell(plan.claim, f"block-{block}", TASK, request(profile, groups, plan.steps, fit.tokens, fit.note), block)
+    group = [*sweep_group(plan, fit.tokens, "sweep"), *crossing_group(plan, contexts)]
+    params = request(profile, [group], plan.steps, fit.tokens, fit.note, order_seed=block)
+    return Cell(plan.claim, f"block-{block}", TASK, params, block)
 
 
 def _ratios(plan: Plan, which: int) -> list[float]:

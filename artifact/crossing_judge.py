@@ -16,13 +16,15 @@ from typing import Any
 import numpy as np
 
 from artifact.account import Mode, Setting, bound, n_star
-from artifact.claim import Finding, Predicate, find, not_run
-from artifact.crossing import Prediction, locate, pick, predict, quiet_ms
+from artifact.claim import Finding, Predicate, find, left_out, not_run
+from artifact.crossing import Prediction, locate, pick, predict
+from artifact.levels import with_levels
 from artifact.profiles import Profile
 from artifact.shapes import Shape
 from artifact.stats import Interval, Region, block_interval
 
 Row = dict[str, Any]
+LEFT_OUT = "left out of a quick run"
 MODES = {"projection": Mode.PROJECTION, "kv": Mode.KV, "both": Mode.BOTH}
 
 
@@ -31,9 +33,15 @@ class Judgement:
 
     def __init__(self, rows: Sequence[Row], profile: Profile) -> None:
         self.profile = profile
-        self.sweeps = _by_block(rows, "sweep")
-        self.crossings = _by_block(rows, "crossing")
+        leveled = with_levels([row for row in rows if row.get("part") in ("sweep", "crossing")])
+        self.sweeps = _by_block(leveled, "sweep")
+        self.crossings = _by_block(leveled, "crossing")
         self.blocks = sorted(self.sweeps.keys() & self.crossings.keys())
+
+    def swept(self, pair: tuple[float, float]) -> bool:
+        """Whether the run set out to measure this pair: a quick run leaves all but the first out."""
+        modes = {(row["r_p"], row["r_kv"]) for rows in self.sweeps.values() for row in rows}
+        return {(pair[0], 1.0), (1.0, pair[1])} <= modes
 
     def setting(self, r_p: float, r_kv: float) -> Setting:
         row = self._first()
@@ -50,10 +58,7 @@ class Judgement:
         return [predict(self.sweeps[block], r_p, r_kv, star) for block in self.blocks]
 
     def measured(self, r_p: float, r_kv: float) -> list[float]:
-        return [
-            locate([row for row in self.crossings[block] if row["pair"] == [r_p, r_kv]], r_p, r_kv)
-            for block in self.blocks
-        ]
+        return [locate(self.crossings[block], r_p, r_kv) for block in self.blocks]
 
     def crossing(self, predicate: Predicate, r_p: float, r_kv: float, share: float) -> Finding:
         """Measured minus predicted crossing against a region of +- `share` of n*, with the milliseconds that region
@@ -61,6 +66,8 @@ class Judgement:
         """
         if not self.blocks:
             return not_run(predicate, "no block holds both sweep and crossing rows")
+        if not self.swept((r_p, r_kv)):
+            return left_out(predicate, LEFT_OUT)
         star, predictions, measured = self.n_star(r_p, r_kv), self.predictions(r_p, r_kv), self.measured(r_p, r_kv)
         width = share * star
         region = Region(-width, width, predicate.region.reason, "tokens")
@@ -90,6 +97,8 @@ class Judgement:
         """Smallest distance between neighbours, in the order of their byte crossovers."""
         if not self.blocks:
             return not_run(predicate, "no block holds both sweep and crossing rows")
+        if not all(self.swept(pair) for pair in pairs):
+            return left_out(predicate, LEFT_OUT)
         ordered = sorted(pairs, key=lambda pair: self.n_star(*pair))
         located = [self.measured(*pair) for pair in ordered]
         gaps = [min(b - a for a, b in itertools.pairwise(one)) for one in zip(*located, strict=True)]
@@ -105,7 +114,7 @@ class Judgement:
             p, kv = pick(self.sweeps[block], r_p, 1.0), pick(self.sweeps[block], 1.0, r_kv)
             context = (max if longest else min)(p.keys() & kv.keys())
             upper, lower = (p, kv) if longest else (kv, p)
-            ratios.append(quiet_ms(upper[context]) / quiet_ms(lower[context]))
+            ratios.append(upper[context] / lower[context])
         return find(predicate, block_interval(ratios, unit="x"), self.profile, extra={"context_tokens": float(context)})
 
     def within_bound(self, predicate: Predicate, mode: str) -> Finding:
@@ -129,7 +138,7 @@ class Judgement:
     def gain_and_bound(self, block: int, row: Row) -> tuple[float, float]:
         """Gain over dense of a sweep row, and its byte bound at the counted keep ratios."""
         dense = pick(self.sweeps[block], 1.0, 1.0)[int(row["context"])]
-        gain = quiet_ms(dense) / quiet_ms(np.asarray(row["ms"]))
+        gain = dense / row["level_ms"]
         counted = self.setting(min(row["counted_r_p"], 1.0), min(row["counted_r_kv"], 1.0))
         return gain, bound(self.shape(), counted, row["context"], MODES[row["mode"]])
 
@@ -146,8 +155,8 @@ def _by_block(rows: Sequence[Row], part: str) -> dict[int, list[Row]]:
 
 
 def _gbps(row: Row) -> float:
-    """Bytes that the step read over its median time, GB/s."""
-    return float((row["projection_bytes"] + row["kv_bytes"] + row["head_bytes"]) / np.median(row["ms"]) / 1e6)
+    """Bytes that the step read over its time, GB/s."""
+    return float((row["projection_bytes"] + row["kv_bytes"] + row["head_bytes"]) / row["level_ms"] / 1e6)
 
 
 def _upper(interval: Interval) -> float:

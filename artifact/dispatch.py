@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from artifact.account import Mode, Setting, n_star
-from artifact.gate_costs import Costs, costs_from, quiet_times
+from artifact.gate_costs import Costs, costs_from, step_times
 from artifact.mix import Mix
 from artifact.shapes import Shape
 
@@ -71,7 +71,7 @@ def times_row(machine: str, block: int, sweep: Sequence[Row], once_ms: Mapping[i
 
     Raises ValueError when a context lacks a mode or arms hold different numbers of steps.
     """
-    contexts, step_ms = quiet_times(sweep)
+    contexts, step_ms = step_times(sweep)
     both = next(row for row in sweep if row["mode"] == Mode.BOTH)
     return {
         "kind": "times",

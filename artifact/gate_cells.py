@@ -49,7 +49,7 @@ def measure(params: Row) -> Iterator[Row]:
     for number, group in enumerate(params["groups"]):
         lengths = ", ".join(f"{n:,}" for n in sorted({one["context"] for one in group}))
         yield {"progress": number / len(params["groups"]), "doing": f"decoding at {lengths} tokens"}
-        rows += [row | {"kind": STEP} for row in measure_group(prepared, group, steps)]
+        rows += [row | {"kind": STEP, "group": number} for row in measure_group(prepared, group, steps)]
     for context in params["contexts"]:
         once_ms = selection_ms(prepared, context, r_kv, steps)
         yield {"kind": SELECTION, "context": context, "r_kv": r_kv, "once_ms": once_ms, "text": prepared.text}

@@ -105,20 +105,18 @@ def costs_from(
     return Costs(lines, Line([(float(n), ms) for n, ms in once]), r_kv)
 
 
-def quiet_times(rows: Sequence[Mapping[str, Any]]) -> tuple[list[int], dict[Mode, list[float]]]:
-    """Contexts, and quiet step ms per mode and context, from the timing rows of one process.
+def step_times(rows: Sequence[Mapping[str, Any]]) -> tuple[list[int], dict[Mode, list[float]]]:
+    """Contexts, and step ms per mode and context, from the timing rows of one process.
 
     Raises ValueError when a context lacks a mode or arms hold different numbers of steps.
     """
-    import numpy as np
-
-    from artifact.crossing import quiet_ms
+    from artifact.levels import with_levels
 
     require_equal_arms({f"{row['mode']} at {row['context']}": row["ms"] for row in rows})
     contexts = sorted({int(row["context"]) for row in rows})
     found: dict[Mode, dict[int, float]] = {mode: {} for mode in Mode}
-    for row in rows:
-        found[Mode(row["mode"])][int(row["context"])] = quiet_ms(np.asarray(row["ms"]))
+    for row in with_levels([dict(row) for row in rows]):
+        found[Mode(row["mode"])][int(row["context"])] = row["level_ms"]
     if not contexts or any(sorted(times) != contexts for times in found.values()):
         raise ValueError(f"modes were not all timed at {contexts} tokens")
     return contexts, {mode: [times[n] for n in contexts] for mode, times in found.items()}

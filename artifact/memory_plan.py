@@ -1,7 +1,8 @@
 """Which contexts fit a GPU: bytes of weights, caches and scratch that a measuring process holds at once.
 
-Weights are held twice, output-major and input-major. Synthetic members of a group share one full cache, members on
-real text copy it; every KV member holds its packed copy beside it. Pure arithmetic: measures nothing.
+Weights are held twice, output-major and input-major. Synthetic members of a group share one full cache; members on
+real text that read it copy it, KV members share one that they only append to and hold packed copies beside it. Pure
+arithmetic: measures nothing.
 """
 
 from __future__ import annotations
@@ -50,16 +51,17 @@ def group_bytes(shape: Shape, group: Iterable[Row], longest: int, item: int, syn
     """Bytes of the caches that the members of one group hold together, prefill included."""
     token = item * shape.layers * shape.kv_values_per_token
     total = (longest + ROOM_TOKENS) * token
-    masked = 0
+    unread = masked = 0
     for one in group:
         context = int(one["context"])
-        if not synthetic:
-            total += (context + ROOM_TOKENS) * token
         if one["r_kv"] < 1:
             total += (int(one["r_kv"] * context) + ROOM_TOKENS) * token
+            unread = max(unread, (context + ROOM_TOKENS) * token)
+        elif not synthetic:
+            total += (context + ROOM_TOKENS) * token
         if one["path"] == "masked":  # keys and values repeated for every query head, one layer at a time
             masked = max(masked, 2 * item * shape.heads * shape.head_dim * longest)
-    return total + masked
+    return total + masked + (0 if synthetic else unread)
 
 
 def needed_bytes(shape: Shape, groups: Iterable[list[Row]], longest: int, item: int, synthetic: bool) -> int:

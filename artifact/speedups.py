@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from artifact.account import Mode, Setting, bound, projection_saving
-from artifact.crossing import quiet_ms
+from artifact.levels import with_levels
 from artifact.shapes import Shape
 
 Row = dict[str, Any]
@@ -34,7 +34,7 @@ def blocks_of(rows: Sequence[Row]) -> list[dict[int, At]]:
     """Return per block the contexts measured. Raises ValueError when a context lacks a mode or arms differ."""
     blocks = []
     for block in sorted({int(row["block"]) for row in rows}):
-        mine = [row for row in rows if int(row["block"]) == block]
+        mine = with_levels([row for row in rows if int(row["block"]) == block])
         contexts = sorted({int(row["context"]) for row in mine})
         blocks.append({n: _at([row for row in mine if int(row["context"]) == n]) for n in contexts})
     return blocks
@@ -43,10 +43,10 @@ def blocks_of(rows: Sequence[Row]) -> list[dict[int, At]]:
 def _at(rows: list[Row]) -> At:
     by_mode = {row["mode"]: row for row in rows}
     missing = {"dense", *MODES} - by_mode.keys()
-    if missing or len({len(row["ms"]) for row in rows}) != 1:
-        raise ValueError(f"at {rows[0]['context']} tokens: missing modes {sorted(missing)} or arms of unequal length")
+    if missing:
+        raise ValueError(f"at {rows[0]['context']} tokens: missing modes {sorted(missing)}")
     dense = by_mode["dense"]
-    times = {mode: quiet_ms(np.asarray(row["ms"])) for mode, row in by_mode.items()}
+    times = {mode: row["level_ms"] for mode, row in by_mode.items()}
     dense_ms = times["dense"]
     shape, n = Shape(**dense["shape"]), int(dense["context"])
 

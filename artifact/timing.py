@@ -1,12 +1,14 @@
 """Timing of decode steps: warm-up, modes interleaved step by step, synchronised clocks, raw samples.
 
-Interleaving makes slow drift and other load fall on all modes alike; the order inside a round rotates, so that no
-mode always runs after the same other one. Samples are returned as measured; statistics are taken elsewhere.
+Interleaving makes slow drift and other load fall on all modes alike. Every round is in an order of its own: what a
+last-level cache still holds depends on the step before, and a fixed cyclic order, rotated or not, would give each mode
+the same predecessor in every round. Samples are returned as measured; statistics are taken elsewhere.
 """
 
 from __future__ import annotations
 
 import itertools
+import random
 import time
 from collections.abc import Callable, Mapping
 
@@ -31,14 +33,15 @@ def synchronised_clock(device: torch.device) -> Clock:
 
 
 def interleave(
-    decoders: Mapping[str, Decoder], steps: int, warmup: int = 3, tick: Callable[[float], None] | None = None
+    decoders: Mapping[str, Decoder], steps: int, warmup: int = 3, order_seed: int = 0
 ) -> dict[str, list[float]]:
     """Decode `warmup + steps` tokens in every mode, one step of each mode per round, and return ms per step and mode.
 
-    The k-th sample of one mode and the k-th of another belong to the same round: they are pairs. Counts are reset after
-    warm-up, so `Decoder.counted` describes exactly the timed steps.
+    The k-th sample of one mode and the k-th of another belong to the same round: they are pairs. order_seed: draws the
+    orders of the rounds. Counts are reset after warm-up, so `Decoder.counted` describes exactly the timed steps.
     """
     names = list(decoders)
+    orders = random.Random(order_seed)
     for decoder in decoders.values():
         decoder.check_room(warmup + steps)
     clock = synchronised_clock(next(iter(decoders.values())).weights.device)
@@ -48,14 +51,11 @@ def interleave(
     for decoder in decoders.values():
         decoder.reset_counts()
     samples: dict[str, list[float]] = {name: [] for name in names}
-    for step in range(steps):
-        shift = step % len(names)
-        for name in names[shift:] + names[:shift]:
+    for _ in range(steps):
+        for name in orders.sample(names, len(names)):
             begin = clock()
             decoders[name].step()
             samples[name].append((clock() - begin) / 1e6)
-        if tick is not None:
-            tick((step + 1) / steps)
     return samples
 
 

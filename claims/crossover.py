@@ -29,8 +29,8 @@ PAIRS = ((0.5, 0.3), (0.6, 0.3), (0.6, 0.2))  # (r_p, r_kv); the first is the pa
 REGION_SHARE = 0.055  # 4.1K / 74.3K
 BOUND_SLACK = 1.05
 BLOCKS, MOST_BLOCKS = 7, 8  # docs/judge-rates.md: fewer blocks err too often, more looks than these as well
-STEPS, QUICK_STEPS = 50, 8
-QUICK_BLOCKS = 4  # a quick run relies on a quiet machine; the regions are the same
+STEPS, QUICK_STEPS = 50, 24
+QUICK_PAIRS, QUICK_BLOCKS = PAIRS[:1], 4  # a quick run relies on a quiet machine; the regions are the same
 EVERYWHERE = frozenset(NAMES)
 
 
@@ -109,9 +109,10 @@ def measure(run: Run) -> None:
     """Measure blocks of one sweep and one crossing cell until enough are there, more while undecided and in time."""
     from artifact.crossing_cells import Plan, measure_blocks
 
-    plan = Plan(NAME, PAIRS, QUICK_STEPS if run.quick else STEPS)
-    first, most = (QUICK_BLOCKS, QUICK_BLOCKS) if run.quick else (BLOCKS, MOST_BLOCKS)
-    measure_blocks(run, plan, first, most, judge)
+    if run.quick:
+        measure_blocks(run, Plan(NAME, QUICK_PAIRS, QUICK_STEPS), QUICK_BLOCKS, QUICK_BLOCKS, judge)
+    else:
+        measure_blocks(run, Plan(NAME, PAIRS, STEPS), BLOCKS, MOST_BLOCKS, judge)
 
 
 def judge(rows: list[dict[str, Any]], profile: Profile) -> list[Finding]:

@@ -10,6 +10,7 @@ itself counted.
 
 from __future__ import annotations
 
+import math
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -42,8 +43,8 @@ FALLS = _predicate(
 )
 RISES = _predicate(
     "KV gain rises",
-    "KV gain at the longest context over that at the shortest",
-    Region(1.0, None, "the saving grows with the cache", "x"),
+    "rise of the KV gain from the shortest to the longest context, in logarithms, over the rise of its byte bound",
+    Region(0.5, None, "the saving grows with the cache; half of the bound's rise tells it from a mode that reads all"),
     "1.54x at 128K (A100)",
 )
 BEST = _predicate(
@@ -109,11 +110,15 @@ def judge(rows: list[dict[str, Any]], profile: Profile) -> list[Finding]:
     ends = [(block[min(block)], block[max(block)]) for block in blocks]
     return [
         finding(FALLS, [short.gain["projection"] / long.gain["projection"] for short, long in ends]),
-        finding(RISES, [long.gain["kv"] / short.gain["kv"] for short, long in ends]),
+        finding(RISES, [_rise(short.gain, long.gain) / _rise(short.bound, long.bound) for short, long in ends]),
         finding(BEST, [long.gain["both"] / max(long.gain["projection"], long.gain["kv"]) for _, long in ends]),
         finding(CONSTANT, [_spread([at.cost_p_ms for at in b.values()]) / b[max(b)].dense_ms for b in blocks]),
         finding(BOUND, [max(at.gain[m] / at.bound[m] for at in b.values() for m in at.gain) for b in blocks]),
     ]
+
+
+def _rise(short: dict[str, float], long: dict[str, float]) -> float:
+    return math.log(long["kv"] / short["kv"])
 
 
 def _spread(values: list[float]) -> float:

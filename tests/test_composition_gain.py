@@ -87,7 +87,7 @@ def test_retrieval_of_a_selected_composition_that_fails_is_seen(rows: list[Row])
     ("change", "message"),
     [
         (lambda rows: rows.remove(next(r for r in rows if r.get("kind") == "window" and r["window"] == 3)), "windows"),
-        (lambda rows: next(r for r in rows if r["cell"] == "block-1" and r["r_p"] < 1)["ms"].pop(), "unequal"),
+        (lambda rows: next(r for r in rows if r["cell"] == "block-1" and r["r_p"] < 1)["ms"].pop(), "samples"),
         (lambda rows: rows.remove(next(r for r in rows if r["cell"] == "screen-0" and r["r_p"] == 0.5)), "only one"),
         (lambda rows: next(r for r in rows if r.get("kind") == "window")["nll"].pop(), "other tokens"),
     ],

@@ -10,7 +10,8 @@ import pytest
 from artifact import crossing
 from artifact.account import K_TOKENS, Setting, n_star
 from artifact.claim import Finding
-from artifact.crossing_cells import Plan, sweep_group
+from artifact.crossing_cells import Plan, crossing_group, sweep_group
+from artifact.levels import with_levels
 from artifact.stats import Verdict
 from claims import crossover
 from tests.faults.crossover import (
@@ -45,10 +46,10 @@ def test_prediction_and_crossing_equal_the_closed_form_without_noise() -> None:
         star = n_star(SHAPE, Setting(r_p, r_kv, weight_bits=32, kv_bits=32))
         expected = star - (1.5 - 0.3) / (per_token * (1 - r_kv))
         sweep = [row for row in rows if row["part"] == "sweep"]
-        found = crossing.predict(sweep, r_p, r_kv, star)
+        found = crossing.predict(with_levels(sweep), r_p, r_kv, star)
         assert found.tokens == pytest.approx(expected, rel=1e-9)
         assert found.cost_p_ms == pytest.approx(1.5) and found.cost_kv_ms == pytest.approx(0.3)
-        around = [row for row in rows if row["part"] == "crossing"]
+        around = with_levels([row for row in rows if row["part"] == "crossing"])
         assert crossing.locate(around, r_p, r_kv) == pytest.approx(expected, rel=1e-9)
 
 
@@ -99,15 +100,22 @@ def test_contexts_around_a_prediction_lie_on_the_grid_and_differ(predicted: floa
     assert len(found) >= 2 and all(n % 256 == 0 and 1280 <= n <= 7680 for n in found)
 
 
-def test_a_pair_is_located_on_its_own_rows_alone() -> None:
-    """Pairs share r_kv and may share a context: rows of another pair, of other rounds, must not be matched."""
-    rows = rows_of(machine(), noise=0.0)
-    strangers = [
-        {**row, "pair": [0.6, 0.3], "ms": [value + 5.0 for value in row["ms"]]}
-        for row in rows
-        if row["pair"] == [0.5, 0.3] and row["mode"] == "kv"
-    ]
-    assert first(rows + strangers).extra["measured_tokens"] == first(rows).extra["measured_tokens"]
+def test_members_that_several_pairs_need_are_measured_once() -> None:
+    plan = Plan("crossover", crossover.PAIRS, 50)
+    group = crossing_group(plan, {(0.5, 0.3): [3072, 5888], (0.6, 0.3): [2304, 4352], (0.6, 0.2): [2304, 4352]})
+    settings = [(one["context"], one["r_p"], one["r_kv"]) for one in group]
+    assert len(set(settings)) == len(settings) == 10
+    for r_p, r_kv in crossover.PAIRS[1:]:
+        assert {(n, *mode) for n in (2304, 4352) for mode in ((r_p, 1.0), (1.0, r_kv))} <= set(settings)
+
+
+def test_a_quick_run_judges_the_pair_it_measured_and_leaves_the_others_out() -> None:
+    swept = {(one["r_p"], one["r_kv"]) for one in sweep_group(Plan("crossover", crossover.QUICK_PAIRS, 8), 7936, "")}
+    rows = [row for row in rows_of(machine()) if (row["r_p"], row["r_kv"]) in swept]
+    found = verdicts(rows)
+    left_out = {name for name, verdict in found.items() if verdict is Verdict.OBSERVED}
+    assert left_out == {"crossing at 60% / 30%", "crossing at 60% / 20%", "order of crossings"}
+    assert {verdict for name, verdict in found.items() if name not in left_out} == {Verdict.REPRODUCED}
 
 
 def test_every_mode_is_swept_at_two_contexts_and_dense_wherever_a_mode_is() -> None:

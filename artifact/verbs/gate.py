@@ -102,7 +102,7 @@ def measured(
     from artifact import gate_cells
     from artifact.cells import is_name
     from artifact.gate import Table, current_device, version
-    from artifact.gate_costs import quiet_times
+    from artifact.gate_costs import step_times
 
     lengths, note = lengths_for(profile, ratios, contexts, steps)
     request = gate_cells.gate_request(profile, ratios, lengths, steps, lengths[-1], note)
@@ -115,7 +115,7 @@ def measured(
         else:
             rows.append(row)
     stepped = [row for row in rows if row["kind"] == gate_cells.STEP]
-    measured_at, step_ms = quiet_times(stepped)
+    measured_at, step_ms = step_times(stepped)
     once = {row["context"]: median(row["once_ms"]) for row in rows if row["kind"] == gate_cells.SELECTION}
     first = stepped[0]
     untested = "synthetic weights have no quality" if is_name(profile.model) else ""

@@ -10,6 +10,7 @@ import numpy as np
 
 from artifact.account import Mode, Setting, bound
 from artifact.crossing import gap, pick
+from artifact.levels import with_levels
 from artifact.samples import Row
 from artifact.shapes import Shape
 from artifact.stats import Interval, block_interval, bootstrap
@@ -30,22 +31,19 @@ def nominal_pair(rows: Sequence[Row]) -> tuple[float, float]:
 
 
 def gains(rows: Sequence[Row], pair: tuple[float, float]) -> dict[str, dict[int, Interval]]:
-    """Per mode and context the gain over dense of the same cell (median over rounds of the paired ratio), over blocks.
+    """Per mode and context the gain over dense of the same cell, over blocks.
 
     Raises ValueError when the arms of a cell hold different numbers of samples.
     """
     wanted = {"projection": (pair[0], 1.0), "kv": (1.0, pair[1]), "both": pair}
     found: dict[str, dict[int, list[float]]] = {mode: {} for mode in wanted}
     for cell in sorted({(row["block"], row["cell"]) for row in rows}):
-        own = [row for row in rows if (row["block"], row["cell"]) == cell]
+        own = with_levels([row for row in rows if (row["block"], row["cell"]) == cell])
         dense = pick(own, 1.0, 1.0)
         for mode, (r_p, r_kv) in wanted.items():
             for context, ms in pick(own, r_p, r_kv).items():
-                if context not in dense:
-                    continue
-                if len(ms) != len(dense[context]):
-                    raise ValueError(f"at {context} tokens dense has {len(dense[context])} samples, {mode} {len(ms)}")
-                found[mode].setdefault(context, []).append(float(np.median(dense[context] / ms)))
+                if context in dense:
+                    found[mode].setdefault(context, []).append(dense[context] / ms)
     return {
         mode: {context: block_interval(values, unit="x") for context, values in sorted(per.items())}
         for mode, per in found.items()
@@ -67,10 +65,10 @@ def bounds(rows: Sequence[Row], mode: str, pair: tuple[float, float], contexts: 
 
 
 def gaps(per_block: Mapping[int, Sequence[Row]], pair: tuple[float, float]) -> dict[int, Interval]:
-    """Per context the gap T_P - T_KV (ms, quiet times), over blocks."""
+    """Per context the gap T_P - T_KV in ms, over blocks."""
     found: dict[int, list[float]] = {}
     for block in sorted(per_block):
-        rows = [row for row in per_block[block] if row.get("pair") in (None, list(pair))]
+        rows = with_levels(per_block[block])
         for context, gap_ms in gap(pick(rows, pair[0], 1.0), pick(rows, 1.0, pair[1])).items():
             found.setdefault(context, []).append(gap_ms)
     return {context: block_interval(values, unit="ms") for context, values in sorted(found.items())}

@@ -41,8 +41,8 @@ def timing(cell: str, block: int, names: list[str], seed: int) -> list[Row]:
             ms = step_ms(arm.r_p, arm.r_kv) * (1 + 0.01 * rng.standard_normal(STEPS))
             method = "none" if arm.method == "full" else arm.method
             rows.append({
-                "cell": f"{cell}-{block}", "block": block, "r_p": arm.r_p, "r_kv": arm.r_kv, "method": method,
-                "ms": ms.tolist(), "origin": "live",
+                "cell": f"{cell}-{block}", "block": block, "group": start // claim.GROUP, "r_p": arm.r_p,
+                "r_kv": arm.r_kv, "method": method, "ms": ms.tolist(), "origin": "live",
             })  # fmt: skip
     return rows
 

@@ -40,11 +40,11 @@ def rows_of(times: Times, blocks: int = 5, noise: float = 0.004, seed: int = 0, 
     """Rows as the cells store them: sweep rows at both ends, crossing rows around the true crossing of each pair."""
     rng = np.random.default_rng(seed)
 
-    def row(cell: str, block: int, n: int, r_p: float, r_kv: float, pair: tuple[float, float] | None = None) -> Row:
+    def row(cell: str, block: int, n: int, r_p: float, r_kv: float) -> Row:
         level = times(r_p, r_kv, n) * (1 + noise * rng.standard_t(4, size=40))
         mode = {(0, 0): "dense", (1, 0): "projection", (0, 1): "kv", (1, 1): "both"}[r_p < 1, r_kv < 1]
         return {
-            "cell": f"block-{block}", "part": cell, "block": block, "pair": pair and list(pair),
+            "cell": f"block-{block}", "part": cell, "block": block,
             "context": n, "r_p": r_p, "r_kv": r_kv, "mode": mode,
             "ms": level.tolist(), "counted_r_p": r_p, "counted_r_kv": r_kv, "shape": dataclasses.asdict(SHAPE),
             "weight_bits": 32, "kv_bits": 32, "read_gbps": BANDWIDTH_GBPS, "projection_bytes": 1.0, "kv_bytes": 1.0,
@@ -59,8 +59,7 @@ def rows_of(times: Times, blocks: int = 5, noise: float = 0.004, seed: int = 0, 
             star = n_star(SHAPE, Setting(r_p, r_kv, weight_bits=32, kv_bits=32))
             for share in (1 - spread, 1 - spread / 3, 1 + spread / 3, 1 + spread):
                 n = int(0.87 * star * share)
-                pair = (r_p, r_kv)
-                rows += [row("crossing", block, n, *mode, pair) for mode in ((r_p, 1.0), (1.0, r_kv))]
+                rows += [row("crossing", block, n, *mode) for mode in ((r_p, 1.0), (1.0, r_kv))]
     return rows
 
 
