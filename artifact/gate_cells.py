@@ -45,11 +45,11 @@ def measure(params: Row) -> Iterator[Row]:
     device = prepared.weights.device
     before = read_bandwidth(device)
     rows: list[Row] = []
-    r_kv, steps = float(params["ratios"][1]), int(params["steps"])
+    r_kv, steps, seed = float(params["ratios"][1]), int(params["steps"]), int(params["order_seed"])
     for number, group in enumerate(params["groups"]):
         lengths = ", ".join(f"{n:,}" for n in sorted({one["context"] for one in group}))
         yield {"progress": number / len(params["groups"]), "doing": f"decoding at {lengths} tokens"}
-        rows += [row | {"kind": STEP, "group": number} for row in measure_group(prepared, group, steps)]
+        rows += [row | {"kind": STEP, "group": number} for row in measure_group(prepared, group, steps, seed)]
     for context in params["contexts"]:
         once_ms = selection_ms(prepared, context, r_kv, steps)
         yield {"kind": SELECTION, "context": context, "r_kv": r_kv, "once_ms": once_ms, "text": prepared.text}

@@ -11,13 +11,27 @@ import itertools
 import random
 import time
 from collections.abc import Callable, Mapping
+from typing import Protocol
 
 import torch
 
 from artifact.decoder import Decoder
+from artifact.models import Weights
 
 Clock = Callable[[], int]
 QUEUEING_CYCLES = 60_000_000  # about 30 ms, longer than the host needs for the launches of a step
+
+
+class Stepping(Protocol):
+    """What can be timed step by step: a decoder of one sequence or of a batch."""
+
+    weights: Weights
+
+    def step(self) -> None: ...
+
+    def check_room(self, steps: int) -> None: ...
+
+    def reset_counts(self) -> None: ...
 
 
 def synchronised_clock(device: torch.device) -> Clock:
@@ -33,7 +47,7 @@ def synchronised_clock(device: torch.device) -> Clock:
 
 
 def interleave(
-    decoders: Mapping[str, Decoder], steps: int, warmup: int = 3, order_seed: int = 0
+    decoders: Mapping[str, Stepping], steps: int, warmup: int = 3, order_seed: int = 0
 ) -> dict[str, list[float]]:
     """Decode `warmup + steps` tokens in every mode, one step of each mode per round, and return ms per step and mode.
 

@@ -108,7 +108,8 @@ def measure(run: Run) -> None:
         contexts = [contexts[0], contexts[-2], contexts[-1]]
     params = gate_request(run.profile, (R_P, R_KV), contexts, steps, fit.tokens, fit.note)
     params["groups"] = [[one for group in params["groups"] for one in group]]
-    run.measure([Cell(NAME, f"block-{block}", TASK, params, block) for block in range(blocks)])
+    orders = [params | {"order_seed": block} for block in range(blocks)]
+    run.measure([Cell(NAME, f"block-{block}", TASK, order, block) for block, order in enumerate(orders)])
 
 
 def recorded_times() -> list[dict[str, Any]]:

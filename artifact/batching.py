@@ -1,0 +1,49 @@
+"""Batched crossovers from stored rows (crossover, section 3.3, Appendix F). Pure.
+
+    n*_B = P (1 - u_B) / (2 B kv_heads head_dim (1 - r_KV))
+
+u_B, the share of the projection weights that any of B sequences activates, is counted by decode steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from artifact.account import Setting, n_star
+from artifact.shapes import Shape
+
+Row = dict[str, Any]
+
+
+def unions(rows: Sequence[Row]) -> list[dict[int, float]]:
+    """Per block, u_B by batch size in increasing order. ValueError when blocks counted different sizes."""
+    found = [
+        {row["batch"]: row["u_b"] for row in sorted(rows, key=lambda row: row["batch"]) if row["block"] == block}
+        for block in sorted({row["block"] for row in rows})
+    ]
+    if any(list(one) != list(found[0]) for one in found):
+        raise ValueError("blocks counted unions of different batch sizes")
+    return found
+
+
+def crossover(shape: Shape, batch: int, u_b: float, r_kv: float, bits: dict[str, float]) -> float:
+    """n*_B in tokens; at one sequence u_B is its own keep ratio."""
+    if batch == 1:
+        return n_star(shape, Setting(u_b, r_kv, **bits))
+    return n_star(shape, Setting(u_b, r_kv, batch=batch, u_b=u_b, **bits))
+
+
+def crossovers(found: dict[int, float], shape: Shape, r_kv: float, bits: dict[str, float]) -> dict[int, float]:
+    """n*_B per batch size of one block."""
+    return {batch: crossover(shape, batch, u_b, r_kv, bits) for batch, u_b in found.items()}
+
+
+def batched_n_star(rows: Sequence[Row], batch: int, r_p: float, r_kv: float) -> float:
+    """n*_B from the union that the timed projection rows of a batch counted themselves."""
+    sparse = [row for row in rows if row["r_p"] == r_p and row["r_kv"] == 1.0 and row["batch"] == batch]
+    if not sparse:
+        raise ValueError(f"no projection row of a batch of {batch}")
+    u_b = sum(row["u_b"] for row in sparse) / len(sparse)
+    bits = {key: sparse[0][key] for key in ("weight_bits", "kv_bits")}
+    return crossover(Shape(**sparse[0]["shape"]), batch, u_b, r_kv, bits)
