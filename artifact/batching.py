@@ -27,14 +27,14 @@ def unions(rows: Sequence[Row]) -> list[dict[int, float]]:
     return found
 
 
-def crossover(shape: Shape, batch: int, u_b: float, r_kv: float, bits: dict[str, float]) -> float:
-    """n*_B in tokens; at one sequence u_B is its own keep ratio."""
+def crossover(shape: Shape, batch: int, u_b: float, r_kv: float, bits: tuple[float, float] = (16, 16)) -> float:
+    """n*_B in tokens; at one sequence u_B is its own keep ratio. bits: of a weight and of a cache element."""
     if batch == 1:
-        return n_star(shape, Setting(u_b, r_kv, **bits))
-    return n_star(shape, Setting(u_b, r_kv, batch=batch, u_b=u_b, **bits))
+        return n_star(shape, Setting(u_b, r_kv, *bits))
+    return n_star(shape, Setting(u_b, r_kv, *bits, batch=batch, u_b=u_b))
 
 
-def crossovers(found: dict[int, float], shape: Shape, r_kv: float, bits: dict[str, float]) -> dict[int, float]:
+def crossovers(found: dict[int, float], shape: Shape, r_kv: float, bits: tuple[float, float]) -> dict[int, float]:
     """n*_B per batch size of one block."""
     return {batch: crossover(shape, batch, u_b, r_kv, bits) for batch, u_b in found.items()}
 
@@ -45,5 +45,5 @@ def batched_n_star(rows: Sequence[Row], batch: int, r_p: float, r_kv: float) -> 
     if not sparse:
         raise ValueError(f"no projection row of a batch of {batch}")
     u_b = sum(row["u_b"] for row in sparse) / len(sparse)
-    bits = {key: sparse[0][key] for key in ("weight_bits", "kv_bits")}
+    bits = (sparse[0]["weight_bits"], sparse[0]["kv_bits"])
     return crossover(Shape(**sparse[0]["shape"]), batch, u_b, r_kv, bits)

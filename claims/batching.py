@@ -145,7 +145,7 @@ def _unions(counted: list[dict[str, Any]], timed: list[dict[str, Any]], profile:
     if not shares:
         return [not_run(predicate, "no union was counted") for predicate in (RISES, LARGEST, BELOW)]
     rises = [min(b - a for a, b in itertools.pairwise(found.values())) for found in shares]
-    bits = {key: timed[0][key] for key in ("weight_bits", "kv_bits")} if timed else {}
+    bits = (timed[0]["weight_bits"], timed[0]["kv_bits"]) if timed else (16.0, 16.0)
     stars = [batching.crossovers(found, Shape(**counted[0]["shape"]), R_KV, bits) for found in shares]
     sizes = list(shares[0])
     extra: dict[str, float | str] = {f"u_{batch}": fmean(found[batch] for found in shares) for batch in sizes}

@@ -20,14 +20,14 @@ from claims import batching as claim
 from tests.faults.batching import PROFILE, SHAPE, UNION, Row, honest, one_mask_for_all, sum_instead_of_union
 from tests.models_fixture import Loaded, token_ids
 
-BITS = {"weight_bits": 32.0, "kv_bits": 32.0}
+BITS = (32.0, 32.0)
 
 
 def test_the_papers_batch_of_four() -> None:
     """92% of the weights of Llama-3.1-8B at four sequences: 3.0K tokens."""
     from artifact.shapes import known_shape
 
-    found = crossover(known_shape("llama-3.1-8b"), 4, 0.92, 0.3, {})
+    found = crossover(known_shape("llama-3.1-8b"), 4, 0.92, 0.3)
     assert found / 1024 == pytest.approx(2.97, abs=0.005)
 
 
