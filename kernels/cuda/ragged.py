@@ -46,6 +46,46 @@ def config(dim: int, processors: int) -> Config:
 
 
 @triton.jit
+def merge(masses, outs, result, low, high, head, GROUP: tl.constexpr, D: tl.constexpr, D_SPAN: tl.constexpr,
+          MERGE: tl.constexpr, MEMBERS: tl.constexpr):  # fmt: skip
+    """Merge the partial results in slots low .. high - 1 of one KV head, in order; write its query heads' outputs."""
+    piece = tl.arange(0, MERGE)
+    member = tl.arange(0, MEMBERS)
+    lane = tl.arange(0, D_SPAN)
+    best = tl.full((MEMBERS,), float("-inf"), dtype=tl.float32)
+    weight = tl.zeros((MEMBERS,), dtype=tl.float32)
+    merged = tl.zeros((MEMBERS, D_SPAN), dtype=tl.float32)
+    for slot in tl.range(low, high, MERGE):
+        spots = ((slot + piece) * GROUP)[:, None] + member[None, :]
+        present = ((slot + piece) < high)[:, None] & (member < GROUP)[None, :]
+        local = tl.load(masses + spots, mask=present, other=float("-inf"), cache_modifier=".cg")
+        part = tl.load(
+            outs + (spots * D)[:, :, None] + lane[None, None, :], mask=present[:, :, None] & (lane < D)[None, None, :],
+            other=0.0, cache_modifier=".cg",
+        )  # fmt: skip
+        higher = tl.maximum(best, tl.max(local, axis=0))
+        base = tl.where(higher == float("-inf"), 0.0, higher)
+        factor = tl.exp2(local - base[None, :])
+        shrink = tl.exp2(best - base)
+        weight = weight * shrink + tl.sum(factor, axis=0)
+        merged = merged * shrink[:, None] + tl.sum(part * factor[:, :, None], axis=0)
+        best = higher
+    final = result + (head * GROUP + member)[:, None] * D + lane[None, :]
+    tl.store(final, merged / weight[:, None], mask=(member < GROUP)[:, None] & (lane < D)[None, :])
+
+
+@triton.jit
+def leave(masses, outs, slot, top, total, out, row, GROUP: tl.constexpr, D: tl.constexpr, D_SPAN: tl.constexpr):
+    """Store one partial result (GROUP_SPAN, D_SPAN) and the logarithm of its softmax mass in a slot."""
+    lane = tl.arange(0, D_SPAN)
+    filled = tl.where(total > 0.0, total, 1.0)
+    place = slot * GROUP + row
+    tl.store(masses + place, tl.where(total == 0.0, float("-inf"), top + tl.log2(filled)), mask=row < GROUP)
+    spot = outs + place[:, None] * D + lane[None, :]
+    tl.store(spot, out / filled[:, None], mask=(row < GROUP)[:, None] & (lane < D)[None, :])
+
+
+@triton.jit
 def ragged_attention(
     source, keys, values, offsets, lengths, chosen, counts, result, masses, outs, arrivals, scale, MOST,
     KV_HEADS: tl.constexpr, HEAD_SPAN: tl.constexpr, GROUP: tl.constexpr, GROUP_SPAN: tl.constexpr, D: tl.constexpr,
@@ -71,8 +111,6 @@ def ragged_attention(
     lane = tl.arange(0, D_SPAN)
     slot = tl.arange(0, BLOCK)
     in_dim = (lane < D)[None, :]
-    piece = tl.arange(0, MERGE)
-    member = tl.arange(0, MEMBERS)
     while block < end:
         head = tl.sum((real & (before + blocks <= block)).to(tl.int32), axis=0)
         first = tl.sum(tl.where(every == head, before, 0), axis=0)
@@ -101,35 +139,11 @@ def ragged_attention(
             block_keys = tl.load(keys + at, mask=mask, other=0.0)
             block_values = tl.load(values + at, mask=mask, other=0.0)
             top, total, out = absorb(narrow, block_keys, block_values, valid, top, total, out)
-        place = (program + head) * GROUP
-        filled = tl.where(total > 0.0, total, 1.0)
-        tl.store(masses + place + row, tl.where(total == 0.0, float("-inf"), top + tl.log2(filled)), mask=row < GROUP)
-        spot = outs + (place + row)[:, None] * D + lane[None, :]
-        tl.store(spot, out / filled[:, None], mask=(row < GROUP)[:, None] & in_dim)
-
+        leave(masses, outs, program + head, top, total, out, row, GROUP, D, D_SPAN)
         low = first // share
         high = (after - 1) // share + 1
         if arrives_last(arrivals + head, high - low):
-            best = tl.full((MEMBERS,), float("-inf"), dtype=tl.float32)
-            weight = tl.zeros((MEMBERS,), dtype=tl.float32)
-            merged = tl.zeros((MEMBERS, D_SPAN), dtype=tl.float32)
-            for at_once in tl.range(low, high, MERGE):
-                spots = ((at_once + piece + head) * GROUP)[:, None] + member[None, :]
-                present = ((at_once + piece) < high)[:, None] & (member < GROUP)[None, :]
-                local = tl.load(masses + spots, mask=present, other=float("-inf"), cache_modifier=".cg")
-                part = tl.load(
-                    outs + (spots * D)[:, :, None] + lane[None, None, :],
-                    mask=present[:, :, None] & (lane < D)[None, None, :], other=0.0, cache_modifier=".cg",
-                )  # fmt: skip
-                higher = tl.maximum(best, tl.max(local, axis=0))
-                base = tl.where(higher == float("-inf"), 0.0, higher)
-                factor = tl.exp2(local - base[None, :])
-                shrink = tl.exp2(best - base)
-                weight = weight * shrink + tl.sum(factor, axis=0)
-                merged = merged * shrink[:, None] + tl.sum(part * factor[:, :, None], axis=0)
-                best = higher
-            final = result + (head * GROUP + member)[:, None] * D + lane[None, :]
-            tl.store(final, merged / weight[:, None], mask=(member < GROUP)[:, None] & in_dim)
+            merge(masses, outs, result, low + head, high + head, head, GROUP, D, D_SPAN, MERGE, MEMBERS)
         block = stop
 
 
