@@ -15,132 +15,25 @@ import itertools
 import json
 import statistics
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from dataclasses import asdict
 
 import click
 import torch
 from tabulate import tabulate
 
 from artifact import models
+from artifact.bench.cpu_lines import REPEATS, Bench, Line, all_of, timed
+from artifact.bench.cpu_projections import KEEP, projection_lines
 from artifact.cache import KVCache
 from artifact.decoder import Decoder
 from artifact.kv.window import Window
-from artifact.models import Layer, Matrix, Weights
+from artifact.models import Weights
 from artifact.projection import teal
 from artifact.shapes import Shape
-from kernels import Launch, attention, gate_up, gemv, sparse_gemv
-from kernels.cpu.bandwidth import bind_reads, make_buffer
-from kernels.selection import Selection
+from kernels import Launch, attention
 
-KEEP = 0.5
-REPEATS = 9
-BUFFER_BYTES = 1 << 30
-TARGETS = {"dense": 0.85, "sparse": 0.85, "attention": 0.75, "step": 0.80}
-
-
-@dataclass(frozen=True)
-class Line:
-    """One measured line. bytes_mb: decimal MB moved per pass; share: of the read bandwidth; peer_ms: the library's
-    time.
-    """
-
-    name: str
-    bytes_mb: float
-    ms: float
-    gbps: float
-    share: float
-    target: float | None
-    peer: str = ""
-    peer_ms: float | None = None
-
-
-class Bench:
-    """Lines of one run. Before every pass a large buffer is read: that empties the caches and measures the read
-    bandwidth.
-
-    A share of bandwidth is the median over passes of (GB/s of the pass) / (GB/s of the read just before it): the
-    bandwidth of a shared machine drifts by tens of percent within a run, and only neighbours in time compare.
-    """
-
-    def __init__(self) -> None:
-        self.buffer = make_buffer(BUFFER_BYTES // 4)
-        reads = bind_reads(self.buffer)
-        medians = [statistics.median(_timed(read) for _ in range(4)) for read in reads]
-        self._read = reads[medians.index(min(medians))]
-        self.read_gbps: list[float] = []
-
-    def read(self) -> float:
-        """Read the buffer; return GB/s."""
-        gbps = BUFFER_BYTES / _timed(self._read) / 1e6
-        self.read_gbps.append(gbps)
-        return gbps
-
-    def line(
-        self,
-        name: str,
-        target: float | None,
-        run: Launch,
-        moved: Callable[[], float],
-        peer: tuple[str, Launch] | None = None,
-    ) -> Line:
-        """Time `run` over REPEATS cold passes, its peer in turn; `moved` returns the bytes of the last pass."""
-        run()
-        ours, shares, theirs = [], [], []
-        for _ in range(REPEATS):
-            before = self.read()
-            ours.append(_timed(run))
-            shares.append(moved() / ours[-1] / 1e6 / before)
-            if peer is not None:
-                self.read()
-                theirs.append(_timed(peer[1]))
-        ms, share, size = statistics.median(ours), statistics.median(shares), moved()
-        label, peer_ms = ("", None) if peer is None else (peer[0], statistics.median(theirs))
-        return Line(name, size / 1e6, ms, size / ms / 1e6, share, target, label, peer_ms)
-
-
-def _timed(run: Launch) -> float:
-    """Return the ms of one call."""
-    begin = time.perf_counter()
-    run()
-    return (time.perf_counter() - begin) * 1e3
-
-
-def projection_lines(bench: Bench, weights: Weights) -> Iterator[Line]:
-    """Dense and sparse lines of the four fused projections over all layers."""
-    shape = weights.shape
-    sites: dict[str, tuple[Callable[[Layer], Matrix], tuple[int, ...]]] = {
-        "qkv": (lambda layer: layer.qkv, (0, weights.layers[0].qkv.w.shape[0])),
-        "o": (lambda layer: layer.o, (0, shape.hidden)),
-        "gate_up": (lambda layer: layer.gate_up, (0, shape.intermediate, 2 * shape.intermediate)),
-        "down": (lambda layer: layer.down, (0, shape.hidden)),
-    }
-    for site, (matrix_of, segments) in sites.items():
-        matrices = [matrix_of(layer) for layer in weights.layers]
-        x = torch.randn(matrices[0].w.shape[1])
-        y = torch.empty(matrices[0].w.shape[0])
-        act = torch.empty(shape.intermediate)
-        threshold = torch.full((len(segments) - 1,), float(x.abs().quantile(1 - KEEP)))
-        selections = [
-            Selection(threshold, segments, torch.zeros(len(segments) - 1, dtype=torch.int32)) for _ in matrices
-        ]
-        if site == "gate_up":
-            dense = [gate_up.bind(x, m.w, act) for m in matrices]
-            sparse = [gate_up.bind_sparse(x, m.w_in, act, s) for m, s in zip(matrices, selections, strict=True)]
-        else:
-            dense = [gemv.bind(x, m.w, y) for m in matrices]
-            sparse = [sparse_gemv.bind(x, m.w_in, y, s) for m, s in zip(matrices, selections, strict=True)]
-        moved = sum(gemv.bytes_moved(m.w) for m in matrices)
-        peer: list[Launch] = [functools.partial(torch.mv, m.w, x, out=y) for m in matrices]
-        yield bench.line(
-            f"dense {site}", TARGETS["dense"], _all(dense), functools.partial(float, moved), ("torch.mv", _all(peer))
-        )
-        pairs = list(zip(matrices, selections, strict=True))
-
-        def read(pairs: list[tuple[Matrix, Selection]] = pairs) -> float:
-            return sum(sparse_gemv.bytes_moved(m.w_in, s) for m, s in pairs)
-
-        yield bench.line(f"sparse {site} at {KEEP:.0%}", TARGETS["sparse"], _all(sparse), read)
+TARGETS = {"attention": 0.75, "step": 0.80}
 
 
 def attention_lines(bench: Bench, shape: Shape, contexts: list[int]) -> Iterator[Line]:
@@ -158,11 +51,10 @@ def attention_lines(bench: Bench, shape: Shape, contexts: list[int]) -> Iterator
             q = query[None, :, None]
             return lambda: torch.nn.functional.scaled_dot_product_attention(q, k[None], v[None], enable_gqa=True)
 
+        target = TARGETS["attention"] if context >= 4096 else None
         moved = sum(attention.bytes_moved(k, lengths) for k, _ in caches)
-        peer = ("torch SDPA", _all([fused(k, v) for k, v in caches]))
-        yield bench.line(
-            f"attention at {context}", TARGETS["attention"], _all(ours), functools.partial(float, moved), peer
-        )
+        peer = ("torch SDPA", all_of([fused(k, v) for k, v in caches]))
+        yield bench.line(f"attention at {context}", target, all_of(ours), functools.partial(float, moved), peer)
 
 
 def step_lines(bench: Bench, weights: Weights, context: int) -> Iterator[Line]:
@@ -228,7 +120,7 @@ def generate_line(model: str, weights: Weights, bench: Bench, prompt: int, token
         cache.set_tokens(prompt - 1)
         decoder.step()
         decoder.reset_counts()
-        return [_timed(decoder.step) for _ in range(tokens)]
+        return [timed(decoder.step) for _ in range(tokens)]
 
     before = bench.read()
     samples = ours()
@@ -251,14 +143,6 @@ def generate_line(model: str, weights: Weights, bench: Bench, prompt: int, token
     name = f"greedy decoding after {prompt}"
     peer_ms = statistics.median(theirs)
     return Line(name, moved / 1e6, ms, gbps, gbps / before, None, "transformers generate", peer_ms)
-
-
-def _all(launches: list[Launch]) -> Launch:
-    def run() -> None:
-        for launch in launches:
-            launch()
-
-    return run
 
 
 def _table(lines: list[Line], read_gbps: list[float]) -> str:
