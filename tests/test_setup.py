@@ -138,6 +138,19 @@ def test_setting_up_again_installs_nothing_until_a_lock_changes(project: Project
     assert any("run.txt" in line for line in project.installs)
 
 
+def test_setup_compiles_and_converts_once_until_a_kernel_changes(project: Project) -> None:
+    def warmed() -> bool:
+        return "-m artifact.warm" in (project.root / "log").read_text()
+
+    kernel = project.root / "kernels" / "cpu" / "gemv.py"
+    kernel.parent.mkdir(parents=True)
+    kernel.write_text("first")
+    assert project.setup().returncode == 0 and warmed()
+    assert project.setup().returncode == 0 and not warmed()
+    kernel.write_text("second")
+    assert project.setup().returncode == 0 and warmed()
+
+
 def test_a_moved_checkout_is_installed_again(project: Project, tmp_path: Path) -> None:
     project.setup()
     moved = Project(tmp_path.with_name(tmp_path.name + "-moved"), project.env)

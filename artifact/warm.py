@@ -1,0 +1,40 @@
+"""What a first run would otherwise wait for: the embedded model converted to tensors, the CPU kernels compiled.
+
+    python -m artifact.warm
+
+Converting takes half a minute, compiling about a minute; both end up on disk and are looked up afterwards. Compiled
+code depends on group size and head dimension, which are those of the embedded model.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+
+import torch
+
+from artifact import embedded, models
+from artifact.cells import EXTRA_STEPS, build, member
+from artifact.prepare import prepare_synthetic
+from artifact.shapes import Shape
+from kernels.bandwidth import read_bandwidth
+
+CONTEXT, STEPS = 256, 1
+
+
+def small(shape: Shape) -> Shape:
+    """Return the shape with one layer and few outputs; heads and their size stay."""
+    return dataclasses.replace(shape, name="warm", layers=1, intermediate=256, vocab=256)
+
+
+def main() -> None:
+    """Convert and compile, or find both done."""
+    shape = models.load(str(embedded.path())).shape
+    prepared = prepare_synthetic(small(shape), "cpu", torch.float32, CONTEXT + STEPS + EXTRA_STEPS)
+    for r_p, r_kv in itertools.product((1.0, 0.5), (1.0, 0.3)):
+        build(prepared, member(CONTEXT, r_p, r_kv), STEPS).step()
+    read_bandwidth(torch.device("cpu"), bytes_read=1 << 20, repeats=1)
+
+
+if __name__ == "__main__":
+    main()
