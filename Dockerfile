@@ -31,7 +31,7 @@ RUN if [ -n "$FLASH_ATTN" ]; then pip install --no-cache-dir --no-deps --no-buil
 COPY kernels/__init__.py kernels/identity.py kernels/
 COPY artifact/__init__.py artifact/errors.py artifact/embedded.py artifact/text.py artifact/
 RUN python -m artifact.embedded
-COPY artifact/checkpoints.py artifact/gguf_file.py artifact/rope.py artifact/shapes.py artifact/
+COPY artifact/checkpoints.py artifact/gguf_file.py artifact/gguf_header.py artifact/rope.py artifact/shapes.py artifact/
 RUN python -c 'from artifact import checkpoints, embedded; checkpoints.open_checkpoint(str(embedded.path()))' \
  && chmod -R a+rX /opt/data/converted
 

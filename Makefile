@@ -1,5 +1,6 @@
 # make verify-all    set everything up and check every claim on this machine
 # make test          the test suite            make lint    ruff and mypy            make setup    only set up
+# make fuzz          more than 10,000 hostile inputs to everything that reads files, some twenty minutes
 # ARGS="..." is handed on: make verify-all ARGS=--quick, make test ARGS="-k account"
 SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
@@ -8,10 +9,10 @@ ARGS ?=
 # Exit codes of `artifact verify-all` that count as success here; 3 means that something stayed inconclusive or was not run.
 OK_CODES ?= 0
 
-.PHONY: help setup test lint verify-all clean
+.PHONY: help setup test fuzz lint verify-all clean
 
 help:
-	@sed -n 's/^# //p' Makefile | head -n 3
+	@sed -n 's/^# //p' Makefile | head -n 4
 
 setup:
 	@requirements/setup.sh
@@ -20,6 +21,10 @@ setup:
 test:
 	@requirements/setup.sh test
 	$(BIN)/python -m pytest $(ARGS)
+
+fuzz:
+	@requirements/setup.sh test
+	FUZZ_INPUTS=1000 $(BIN)/python -m pytest tests/test_fuzz.py $(ARGS)
 
 lint:
 	@requirements/setup.sh lint

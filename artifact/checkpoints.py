@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from artifact import gguf_file
-from artifact.errors import UserError
+from artifact.errors import UserError, one_line
 from artifact.rope import inverse_frequencies, positive_number
 from artifact.shapes import Shape, shape_from
 
@@ -117,8 +117,8 @@ def _config(path: Path) -> dict[str, Any]:
         config = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UserError(f"{path} holds no config.json; pass a Hugging Face model directory") from None
-    except (OSError, ValueError) as error:
-        raise UserError(f"{file} is not readable JSON ({error}); fetch the checkpoint again") from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"{file} is not readable JSON ({one_line(error)}); fetch the checkpoint again") from error
     if not isinstance(config, dict):
         raise UserError(f"{file} holds {type(config).__name__}, not an object; fetch the checkpoint again")
     return config
@@ -133,12 +133,12 @@ def _tensor_files(path: Path) -> dict[str, Path]:
         try:
             table = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
             named = {str(name): path / Path(str(file)).name for name, file in table.items()}
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise UserError(f"{index.name} in {path.name} is not a weight index ({error!r}); fetch it again") from error
-        missing = sorted({file.name for file in named.values() if not file.is_file()})
+        missing = sorted({file.name for file in named.values() if not _is_file(file)})
         if missing:
             raise UserError(
-                f"{path.name} lacks {missing[0]} ({len(missing)} weight files missing); fetch the checkpoint again"
+                f"{path.name} lacks {missing[0][:80]} ({len(missing)} weight files missing); fetch the checkpoint again"
             )
         return named
     single = path / "model.safetensors"
@@ -151,6 +151,14 @@ def _tensor_files(path: Path) -> dict[str, Path]:
             return dict.fromkeys(stream.keys(), single)
     except (SafetensorError, OSError) as error:
         raise UserError(f"{single} cannot be read as safetensors ({error}); fetch the checkpoint again") from error
+
+
+def _is_file(path: Path) -> bool:
+    """Whether it is there; a name that no file system takes is not."""
+    try:
+        return path.is_file()
+    except OSError:
+        return False
 
 
 def _identity(path: Path, files: dict[str, Path]) -> str:

@@ -22,7 +22,7 @@ MEASURING = (
     "kernels/**/*.py",
 )
 _VIEWS = ("campaign", "claim", "cli", "console", "depends", "errors", "portable", "predict")
-_RECORDS = ("records", "samples", "stats", "system", "verify")
+_RECORDS = ("records", "results_check", "samples", "stats", "system", "verify")
 NOT_MEASURING = frozenset(f"{stem}.py" for stem in (*_VIEWS, *_RECORDS))
 LARGE_BYTES = 256 << 20
 _file_hashes: dict[tuple[str, int, int], str] = {}

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from artifact import gguf_header
 from artifact.embedded import data_folder
 from artifact.errors import UserError, one_line
 from artifact.rope import llama3_parameters
@@ -31,11 +32,13 @@ _OPTIONAL = {"output.weight", "rope_freqs.weight"}
 
 @dataclass(frozen=True)
 class _Header:
-    """What the conversion needs of a file: architecture, plain metadata, rotary factors (head_dim / 2,) or None."""
+    """What the conversion needs of a file: architecture, plain metadata, shapes of the tensors (inputs first), rotary
+    factors (head_dim / 2,) or None.
+    """
 
     architecture: str
     metadata: Mapping[str, Any]
-    tensors: frozenset[str]
+    tensors: Mapping[str, tuple[int, ...]]
     rope_factors: Sequence[float] | None
 
 
@@ -55,6 +58,7 @@ def converted(gguf: Path, families: Sequence[str]) -> Path:
             f"{gguf.name} holds a {header.architecture!r} model; supported architectures are {', '.join(families)}"
         )
     _check_tensors(gguf.name, header)
+    _check_dimensions(gguf.name, header)
     rope = _rope(gguf.name, header)
     head_dim = header.metadata.get(f"{header.architecture}.attention.key_length")
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -73,30 +77,32 @@ def _header(gguf: Path) -> _Header:
     import gguf as library
 
     try:
+        gguf_header.check(gguf)
         reader = library.GGUFReader(str(gguf))
         metadata = {name: field.contents() for name, field in reader.fields.items() if len(field.data) == 1}
         factors = [t.data.tolist() for t in reader.tensors if t.name == "rope_freqs.weight"]
         return _Header(
             str(metadata["general.architecture"]),
             metadata,
-            frozenset(t.name for t in reader.tensors),
+            {t.name: tuple(int(n) for n in t.shape) for t in reader.tensors},
             factors[0] if factors else None,
         )
-    except (ValueError, KeyError, IndexError, OSError, OverflowError, MemoryError) as error:
+    except (ValueError, KeyError, IndexError, TypeError, OSError, OverflowError, MemoryError) as error:
         raise UserError(f"{gguf.name} is not a readable GGUF file ({one_line(error)}); fetch it again") from error
 
 
 def _check_tensors(name: str, header: _Header) -> None:
     """Raise UserError unless the file holds exactly the tensors of its architecture."""
     layers = header.metadata.get(f"{header.architecture}.block_count")
-    if not isinstance(layers, int):
-        raise UserError(f"{name} does not say how many layers it has (block_count); fetch it again")
+    if not isinstance(layers, int) or not 0 < layers <= len(header.tensors):
+        raise UserError(f"{name} has {len(header.tensors)} tensors for {layers} layers (block_count); fetch it again")
     parts = [f"{part}.weight" for part in _LAYER] + list(_ADDED.get(header.architecture, ()))
     required = {f"blk.{i}.{part}" for i in range(layers) for part in parts} | {
         "token_embd.weight",
         "output_norm.weight",
     }
-    missing, unknown = sorted(required - header.tensors), sorted(header.tensors - required - _OPTIONAL)
+    held = header.tensors.keys()
+    missing, unknown = sorted(required - held), sorted(held - required - _OPTIONAL)
     if missing:
         raise UserError(f"{name} lacks the tensor {missing[0]} ({len(missing)} missing); fetch it again")
     if unknown:
@@ -104,6 +110,34 @@ def _check_tensors(name: str, header: _Header) -> None:
             f"{name} holds {unknown[0]} ({len(unknown)} such tensors), which no supported {header.architecture} layer "
             "has; convert the model to a Hugging Face directory if it is one"
         )
+
+
+def _check_dimensions(name: str, header: _Header) -> None:
+    """Raise UserError unless metadata and tensors agree: transformers would allocate whatever the metadata says."""
+
+    def value(key: str) -> int:
+        found = header.metadata.get(f"{header.architecture}.{key}")
+        if not isinstance(found, int) or found < 1:
+            raise UserError(f"{name} has {key} {found!r}, not a positive integer; fetch it again")
+        return found
+
+    hidden, heads, kv_heads = (
+        value(key) for key in ("embedding_length", "attention.head_count", "attention.head_count_kv")
+    )
+    given = f"{header.architecture}.attention.key_length" in header.metadata
+    head_dim = value("attention.key_length") if given else hidden // heads
+    vocab = header.tensors["token_embd.weight"][-1]
+    expected = {
+        "token_embd": (hidden, vocab),
+        "blk.0.attn_q": (hidden, heads * head_dim),
+        "blk.0.attn_k": (hidden, kv_heads * head_dim),
+        "blk.0.ffn_gate": (hidden, value("feed_forward_length")),
+    }
+    for tensor, shape in expected.items():
+        if (found := header.tensors[f"{tensor}.weight"]) != shape:
+            raise UserError(f"{name}: {tensor} has shape {found}, its metadata imply {shape}; fetch it again")
+    if header.metadata.get(f"{header.architecture}.vocab_size", vocab) != vocab:
+        raise UserError(f"{name} has embeddings for {vocab} tokens and another vocab_size; fetch it again")
 
 
 def _rope(name: str, header: _Header) -> dict[str, Any]:

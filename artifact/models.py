@@ -91,16 +91,24 @@ def load(source: str, device: str = "cpu", dtype: torch.dtype = torch.float32) -
 
 
 def load_tokenizer(source: str) -> PreTrainedTokenizerBase:
-    """Load the tokenizer that lies with a checkpoint. Raises UserError when there is none."""
+    """Load the tokenizer that lies with a checkpoint. Raises UserError when there is none, or it is another model's."""
     import transformers
 
-    folder = open_checkpoint(source).folder
+    checkpoint = open_checkpoint(source)
+    folder = checkpoint.folder
     try:
-        return transformers.AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+        found = transformers.AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
         raise UserError(
             f"{folder.name} holds no usable tokenizer ({one_line(error)}); add tokenizer.json to the directory"
         ) from error
+    highest = max(found.get_vocab().values(), default=-1)
+    if not 0 <= highest < checkpoint.shape.vocab:
+        raise UserError(
+            f"{folder.name}: its tokenizer knows token {highest}, its weights {checkpoint.shape.vocab} tokens; "
+            "take the tokenizer that belongs to the checkpoint"
+        )
+    return found
 
 
 def synthetic(shape: Shape, device: str, dtype: torch.dtype, seed: int = 0) -> Weights:
@@ -160,15 +168,17 @@ class _Reader:
                 raise UserError(f"{folder} lacks the tensor {name}; the checkpoint does not fit its config.json")
         dtype = dtype or self.dtype
         rows = sum(shape[0] for shape in shapes)
-        out = empty((rows, *shapes[0][1:]), dtype, self.device)
         read = dict(self.checkpoint.tensors(names))
-        start = 0
-        for name, shape in zip(names, shapes, strict=True):
+        for name, shape in zip(names, shapes, strict=True):  # before anything of the config's size is allocated
             value = read[name]
             if tuple(value.shape) != shape:
                 raise UserError(f"{folder}: {name} has shape {tuple(value.shape)}, config.json implies {shape}")
             if value.dtype not in STORED:
                 raise UserError(f"{folder}: {name} is stored as {value.dtype}; pass a checkpoint that is not quantized")
+        out = empty((rows, *shapes[0][1:]), dtype, self.device)
+        start = 0
+        for name, shape in zip(names, shapes, strict=True):
+            value = read[name]
             part = out[start : start + shape[0]]
             part.copy_(value)
             # One pass: the sum of finite numbers of a trained weight is finite, and NaN or inf never cancel out of it.

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from artifact import embedded
-from artifact.errors import UserError
+from artifact.errors import UserError, one_line
 
 Device = Literal["cpu", "cuda"]
 
@@ -89,9 +89,12 @@ def _existing(value: str, option: str) -> str:
     """An existing path made absolute; `--model` may also be a name without a slash that `artifact.shapes` resolves."""
     if "\0" in value:
         raise UserError(f"{option} {value!r} holds a NUL character; give the path of a file or directory")
-    path = Path(value).expanduser()
-    if path.exists():
-        return str(path.resolve())
+    try:
+        path = Path(value).expanduser()
+        if path.exists():
+            return str(path.resolve())
+    except (OSError, RuntimeError) as error:  # too long a name; a ~ that names no user
+        raise UserError(f"{option} cannot be looked up ({one_line(error)}); give a path of a file or folder") from None
     if option == "--model" and os.sep not in value and not value.endswith((".gguf", ".json")):
         return value
     raise UserError(f"{option} {value} does not exist; give the path of a file or directory")

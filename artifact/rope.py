@@ -11,6 +11,8 @@ from typing import Any
 
 from artifact.errors import UserError
 
+LEAST, LARGEST = 1e-30, 1e30  # of any number in a config: what lies beyond overflows in a power
+
 
 def inverse_frequencies(config: Mapping[str, Any], head_dim: int) -> list[float]:
     """Return the head_dim / 2 inverse frequencies (radians per token), scaled as the config says.
@@ -51,6 +53,8 @@ def _llama3(frequency: float, parameters: Mapping[str, Any]) -> float:
     low = positive_number(parameters.get("low_freq_factor"), "low_freq_factor")
     high = positive_number(parameters.get("high_freq_factor"), "high_freq_factor")
     trained = positive_number(parameters.get("original_max_position_embeddings"), "original_max_position_embeddings")
+    if low >= high:
+        raise UserError(f"config.json: low_freq_factor {low} is not below high_freq_factor {high}; check the file")
     wavelength = 2.0 * math.pi / frequency
     if wavelength > trained / low:
         return frequency / factor
@@ -80,7 +84,7 @@ def llama3_parameters(factors: Sequence[float], theta: float) -> dict[str, Any] 
 
 
 def positive_number(value: object, name: str) -> float:
-    """Return a positive finite number or raise UserError naming the key."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value <= 0:
-        raise UserError(f"config.json: {name} is {value!r}, not a positive number; check the file")
+    """Return a positive number that powers can be taken of, or raise UserError naming the key."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not LEAST <= value <= LARGEST:
+        raise UserError(f"config.json: {name} is {repr(value)[:60]}, not a positive number; check the file")
     return float(value)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from artifact.errors import UserError
+from artifact.errors import UserError, one_line
 
 MAX_CONFIG_BYTES = 4 << 20  # a larger "config.json" is a weights file given by mistake
 
@@ -201,11 +201,11 @@ def shape_from(source: str) -> Shape:
     """
     if not source.strip() or "\0" in source:
         raise UserError("the model is empty; give a model name, a config.json or a checkpoint directory")
-    path = Path(source).expanduser()
     try:
+        path = Path(source).expanduser()
         is_dir, is_file = path.is_dir(), path.is_file()
-    except OSError as error:
-        raise UserError(f"cannot look up {_short(source)}: {error.strerror}; give a model name") from None
+    except (OSError, RuntimeError) as error:  # RuntimeError: a ~ that names no user
+        raise UserError(f"cannot look up {_short(source)} ({one_line(error)}); give a model name") from None
     if is_dir:
         if not (path / "config.json").is_file():
             raise UserError(f"{source} holds no config.json; give a checkpoint directory that does, or a model name")

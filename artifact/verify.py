@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from artifact import claim as claims
+from artifact import results_check
 from artifact.claim import ClaimModule, Finding, NotRun
 from artifact.errors import UserError
 from artifact.profiles import Profile
@@ -189,8 +190,8 @@ def derive(folder: Path) -> dict[str, Any]:
 def read_results(folder: Path) -> dict[str, Any]:
     """results.json of a run. UserError when it is missing, damaged or newer than this version."""
     results = read_json(folder / "results.json")
-    if not isinstance(results.get("claims"), dict):
-        raise UserError(f"{folder / 'results.json'} lists no claims; `artifact tables {folder}` writes it again")
+    if fault := results_check.fault(results):
+        raise UserError(f"{folder / 'results.json'} {fault}; delete it, `artifact tables {folder}` writes it again")
     return results
 
 

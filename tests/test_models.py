@@ -15,7 +15,7 @@ from artifact import models
 from artifact.errors import UserError
 from artifact.shapes import Shape
 from tests.inputs import NAN
-from tests.models_fixture import MODELS, Loaded
+from tests.models_fixture import MODELS, VOCAB, Loaded
 
 Tiny = Callable[[str], Loaded]
 Tensors = dict[str, torch.Tensor]
@@ -190,3 +190,18 @@ def test_synthetic_weights_have_the_exact_shape_and_the_scale_of_trained_ones() 
 def test_a_missing_tokenizer_is_one_sentence(tiny: Tiny) -> None:
     with pytest.raises(UserError, match=r"llama holds no usable tokenizer .*; add tokenizer.json"):
         models.load_tokenizer(str(tiny("llama").path))
+
+
+def test_a_tokenizer_of_another_model_is_refused(tiny: Tiny, tmp_path: Path) -> None:
+    """A token that has no embedding would read past the weights."""
+    from tests.test_prompts import tokenizer
+
+    copy = tmp_path / "model"
+    shutil.copytree(tiny("llama").path, copy)
+    own = tokenizer(adds_bos=False)
+    own.save_pretrained(str(copy))
+    assert len(models.load_tokenizer(str(copy))) < VOCAB
+    own.add_tokens([f"<{i}>" for i in range(VOCAB)])
+    own.save_pretrained(str(copy))
+    with pytest.raises(UserError, match=f"knows token 568, its weights {VOCAB} tokens"):
+        models.load_tokenizer(str(copy))

@@ -47,6 +47,9 @@ def _report(written: list[Path], skipped: dict[str, str]) -> int:
 def run_folder(run: str) -> Path:
     """The folder of a run given by path, or by name under runs/. UserError when there is none."""
     for candidate in (Path(run), Path("runs") / run):
-        if (candidate / "samples.jsonl").is_file():
-            return candidate
+        try:
+            if (candidate / "samples.jsonl").is_file():
+                return candidate
+        except (OSError, ValueError):
+            continue  # a name that no file system takes
     raise UserError(f"{run} is no run folder: it holds no samples.jsonl; `ls runs` shows the runs made here")
