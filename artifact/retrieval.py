@@ -122,7 +122,7 @@ class Writer:
         """
         other = (prompt.asked + 1) % len(prompt.needles)
         question = SECOND_TURN.format(name=prompt.needles[other].name)
-        turn = torch.tensor([*prompt.needle.code, *self._ids(question)], dtype=torch.int64)
+        turn = torch.tensor([*prompt.needle.code, *self.ids(question)], dtype=torch.int64)
         tokens = torch.cat((prompt.tokens, turn))
         return turn, Prompt(prompt.test, tokens, prompt.needles, other, prompt.haystack, len(prompt.tokens))
 
@@ -133,12 +133,12 @@ class Writer:
         pieces, codes = [], []
         for name, code in pairs:
             before, after = sentence.format(name=name, code="\0").split("\0")
-            own = self._ids(f" {code:0{CODE_DIGITS}d}")
-            pieces.append((self._ids(before), own, self._ids(after)))
+            own = self.ids(f" {code:0{CODE_DIGITS}d}")
+            pieces.append((self.ids(before), own, self.ids(after)))
             codes.append(tuple(own))
-        tail = self._ids(question.format(name=pairs[asked][0]))
+        tail = self.ids(question.format(name=pairs[asked][0]))
         # Questions for different codes differ in length; the text before them must not.
-        longest_tail = max(len(self._ids(question.format(name=name))) for name, _ in pairs)
+        longest_tail = max(len(self.ids(question.format(name=name))) for name, _ in pairs)
         room = tokens - len(self.bos) - longest_tail - sum(len(part) for piece in pieces for part in piece)
         if room < 64:
             least = tokens - room + 64
@@ -146,7 +146,7 @@ class Writer:
         body, needles = list(self.bos), []
         at = 0
         for (name, _), depth, (before_ids, own, after_ids) in zip(pairs, depths, pieces, strict=True):
-            cut = self._sentence_end(round(depth * room), at, room)
+            cut = self.sentence_end(round(depth * room), at, room)
             body += self.haystack[at:cut] + before_ids
             needles.append(Needle(name, tuple(own), len(body)))
             body += own + after_ids
@@ -163,7 +163,7 @@ class Writer:
         check(prompt, self.bos)
         return prompt
 
-    def _sentence_end(self, wanted: int, low: int, high: int) -> int:
+    def sentence_end(self, wanted: int, low: int, high: int) -> int:
         """End of the haystack's sentence nearest to `wanted`, between low and high; `wanted` itself if none is near."""
         inside = [end for end in self._ends if low <= end <= high and abs(end - wanted) < 64]
         return min(inside, key=lambda end: abs(end - wanted)) if inside else max(low, min(wanted, high))
@@ -177,7 +177,8 @@ class Writer:
         draw = random.Random(f"{self.seed}|{name}|{tokens}")
         return draw.sample(range(10 ** (CODE_DIGITS - 1), 10**CODE_DIGITS), count)
 
-    def _ids(self, text: str) -> list[int]:
+    def ids(self, text: str) -> list[int]:
+        """Token ids of a piece of text, without any that mark its beginning."""
         return [int(i) for i in self.tokenizer(text, add_special_tokens=False).input_ids]
 
 

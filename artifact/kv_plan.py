@@ -1,0 +1,60 @@
+"""Windows, prompts and methods that the claims about CateKV and SparK share, so that each prefill is made once."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from artifact.kv.catekv import CateKV
+from artifact.quality import Protocol
+from artifact.records import Cell, Run
+
+Row = dict[str, Any]
+
+# The embedded model's prompts are a hundredth of the paper's 128K, and a consistent head's budget, 2,048 there, is a
+# sixteenth of them: 4 sinks, 44 critical and 16 recent tokens of 1,024.
+EMBEDDED_CATEKV = CateKV(rows=64, sinks=4, recent=16, critical=44)
+ADAPTIVE_SHARE = 0.4  # r of the paper's main setting
+EMBEDDED, EMBEDDED_QUICK = Protocol(1024, 64, 8), Protocol(1024, 32, 5)
+PAPER, PAPER_QUICK = Protocol(32768, 256, 8), Protocol(8192, 64, 5)
+NO_WEIGHTS = "synthetic weights have no quality; run it with --profile embedded"
+
+
+def protocol(run: Run) -> Protocol:
+    """Windows of this run's size."""
+    if run.profile.name == "paper":
+        return PAPER_QUICK if run.quick else PAPER
+    return EMBEDDED_QUICK if run.quick else EMBEDDED
+
+
+def catekv(run: Run) -> CateKV:
+    """CateKV's parameters: the paper's, or those of a model with a hundredth of the context."""
+    return CateKV() if run.profile.name == "paper" else EMBEDDED_CATEKV
+
+
+def common(run: Run) -> Row:
+    """The part of a cell's parameters that comes from the profile."""
+    profile = run.profile
+    return {"model": profile.model, "text": profile.text, "device": profile.device, "dtype": profile.dtype}
+
+
+def window_cell(run: Run, claim: str, arms: list[Row]) -> Cell:
+    """All windows under all arms in one process."""
+    size = protocol(run)
+    params = {**common(run), "context": size.context_tokens, "scored": size.scored_tokens, "windows": size.windows}
+    return Cell(claim, "windows", "artifact.kv_cells:scored", params | {"arms": arms}, timeout_s=3600.0)
+
+
+def answer_cell(run: Run, claim: str, key: str, arms: list[Row], needles: list[Row], tracking: list[Row]) -> Cell:
+    """Prompts of one kind under all arms."""
+    params = {**common(run), "arms": arms, "needles": needles, "tracking": tracking}
+    return Cell(claim, key, "artifact.kv_cells:answered", params, timeout_s=3600.0)
+
+
+def head_cell(run: Run, claim: str) -> Cell:
+    """The reference set of CateKV's static head types; the paper: 100 samples of 128K tokens."""
+    samples, tokens = (2, 512) if run.quick else (4, 1024)
+    if run.profile.name == "paper":
+        samples, tokens = (2, 8192) if run.quick else (4, 32768)
+    params = {**common(run), "samples": samples, "tokens": tokens, "catekv": asdict(catekv(run))}
+    return Cell(claim, "heads", "artifact.kv_cells:identify", params, timeout_s=3600.0)
