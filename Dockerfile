@@ -39,10 +39,10 @@ COPY . .
 RUN pip install --quiet --no-deps --no-build-isolation --editable . \
  && python -m compileall -q artifact kernels claims paper_tables \
  && chmod -R a+rX . \
- && mkdir -p /work/runs && chmod 1777 /work/runs
+ && mkdir -p /results && chmod 1777 /results
 
-# All that is written at run time goes to /tmp and /work/runs, so the root file system may be read-only.
-ENV ARTIFACT_DATA=/tmp/data HOME=/tmp XDG_CACHE_HOME=/tmp/cache NUMBA_CACHE_DIR=/tmp/numba \
+# All that is written at run time goes to /tmp and /results, so the root file system may be read-only.
+ENV ARTIFACT_DATA=/tmp/data ARTIFACT_RUNS=/results HOME=/tmp XDG_CACHE_HOME=/tmp/cache NUMBA_CACHE_DIR=/tmp/numba \
     TRITON_CACHE_DIR=/tmp/triton MPLCONFIGDIR=/tmp/mpl HF_HUB_OFFLINE=1 PYTHONDONTWRITEBYTECODE=1 \
     NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
 ARG COMMIT=
@@ -50,5 +50,5 @@ LABEL org.opencontainers.image.title="Sparse decoding artifact" \
       org.opencontainers.image.licenses="Apache-2.0" \
       org.opencontainers.image.revision="${COMMIT}"
 USER 1000
-WORKDIR /work
+WORKDIR /results
 ENTRYPOINT ["/opt/artifact/docker/entrypoint.sh"]

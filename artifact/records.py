@@ -239,6 +239,11 @@ def read_json(path: Path, schema: int = SCHEMA) -> Row:
     return value
 
 
+def runs_folder() -> Path:
+    """Where runs are made and looked for by name: `runs` of the working directory, or what ARTIFACT_RUNS names."""
+    return Path(os.environ.get("ARTIFACT_RUNS") or "runs")
+
+
 def new_run_path(base: Path, label: str, now: time.struct_time | None = None) -> Path:
     """runs/20250102-030405-label, with a suffix when that second is taken."""
     stem = f"{time.strftime('%Y%m%d-%H%M%S', now or time.localtime())}-{label}"

@@ -17,9 +17,9 @@ fi
 case "${1:-}" in
   verify | verify-all | bench | campaign)
     can_write /tmp || { say "nothing can be written to /tmp: add --tmpfs /tmp to docker run."; exit 2; }
-    can_write runs || {
-      say "results cannot be written to $PWD/runs: mount a folder this user ($(id -u)) may write, as in" \
-        "-v \"\$PWD/runs:/work/runs\" --user \"\$(id -u):\$(id -g)\"."
+    can_write "${ARTIFACT_RUNS:-runs}" || {
+      say "results cannot be written to ${ARTIFACT_RUNS:-runs}: mount a folder this user ($(id -u)) may write, as in" \
+        "-v \"\$PWD/results:/results\" --user \"\$(id -u):\$(id -g)\"."
       exit 2
     }
     if [ ! -e "${NVIDIA_NODE:-/dev/nvidiactl}" ]; then

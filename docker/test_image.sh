@@ -43,7 +43,7 @@ build .
 say "built in $((SECONDS - begun)) s, $(docker image inspect -f '{{.Size}}' "$image" | awk '{printf "%.2f GB", $1 / 1e9}')"
 
 mkdir "$work/context"
-tar -c --exclude=./.git --exclude=./.venv --exclude=./.cache --exclude=./runs . | tar -x -C "$work/context"
+tar -c --exclude=./.git --exclude=./.venv --exclude=./.cache --exclude=./runs --exclude=./results . | tar -x -C "$work/context"
 printf '\n' >>"$work/context/artifact/cli.py"
 begun=$SECONDS
 build "$work/context"
@@ -68,15 +68,19 @@ shows() { grep -q -e "$1" "$work/out" || { tail -n 40 "$work/out"; fail "its out
 expect 0 run "$image"
 shows verify-all
 expect 2 run "$image" no-such-command
+expect 0 run --read-only --tmpfs /tmp "$image" tables # without a run: the recorded ones
+shows "fromrecorded{"
+expect 0 run "$image" selftest
+shows '"unnoticed":\[\]'
 expect 0 run --entrypoint sh "$image" -c '[ "$(id -u)" != 0 ] && [ ! -w /opt/artifact ] && [ ! -w /opt/data ]'
-mkdir -m 777 "$work/runs"
-locked=(--read-only --tmpfs /tmp -v "$work/runs:/work/runs")
-expect 0 run "${locked[@]}" "$image" verify byte_account --run runs/byte
+mkdir -m 777 "$work/results"
+locked=(--read-only --tmpfs /tmp -v "$work/results:/results")
+expect 0 run "${locked[@]}" "$image" verify byte_account --run byte
 shows "no GPU here"
-expect 0 run "${locked[@]}" "$image" tables runs/byte
-cp -r "$work/runs/byte/tables" "$work/first"
-expect 0 run "${locked[@]}" "$image" tables runs/byte
-diff -r "$work/first" "$work/runs/byte/tables" || fail "the tables of a run differ when rendered again"
+expect 0 run "${locked[@]}" "$image" tables byte
+cp -r "$work/results/byte/tables" "$work/first"
+expect 0 run "${locked[@]}" "$image" tables byte
+diff -r "$work/first" "$work/results/byte/tables" || fail "the tables of a run differ when rendered again"
 expect 2 run --read-only --tmpfs /tmp "$image" verify byte_account
 shows "results cannot be written"
 # What a claim finds about this machine is no fault of the image; a usage error or an error of ours is.

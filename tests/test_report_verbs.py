@@ -81,12 +81,47 @@ def test_tables_of_a_recorded_machine_are_marked_recorded_and_the_same_each_time
     assert [path.name for path in machine.iterdir()].count("results.json") == 0  # what is shipped is only read
 
 
+def test_without_a_run_the_recorded_tables_are_printed_and_nothing_is_written(
+    machine: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ARTIFACT_RUNS", str(machine.parent / "none"))
+    before = sorted(Path().iterdir())
+    assert main(["tables"]) == 0
+    said = capsys.readouterr()
+    assert "% gpu-a: table2.tex" in said.out and r"\fromrecorded{" in said.out and r"\fromlive{4" not in said.out
+    assert "no run in" in said.err and sorted(Path().iterdir()) == before
+    assert main(["tables"]) == 0 and capsys.readouterr().out == said.out
+
+
+def test_without_a_name_the_newest_run_is_rendered(
+    machine: Path, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("20250101-000000-embedded", "20250301-000000-embedded"):
+        shutil.copytree(run, tmp_path / "kept" / name)
+    (tmp_path / "kept" / "recorded-h200").mkdir()
+    monkeypatch.setenv("ARTIFACT_RUNS", str(tmp_path / "kept"))
+    assert main(["tables"]) == 0
+    assert "20250301-000000-embedded/tables/table2.tex" in capsys.readouterr().out
+    assert main(["tables", "20250101-000000-embedded"]) == 0
+    assert "20250101-000000-embedded/tables/table2.tex" in capsys.readouterr().out
+
+
+def test_a_machine_with_several_models_gives_the_tables_of_each(
+    machine: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(machine, machine.parent / "box" / "a")
+    shutil.copytree(machine, machine.parent / "box" / "b")
+    assert main(["tables", "--recorded", "box"]) == 0
+    out = capsys.readouterr().out
+    assert "recorded-box/a/tables/table2.tex" in out and "recorded-box/b/tables/table2.tex" in out
+
+
 def test_an_unknown_machine_or_a_missing_record_is_one_sentence(
     machine: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["tables", "--recorded", "h999"]) == 2
     assert "no run is recorded for 'h999'; under paper_tables/recorded there are: gpu-a" in capsys.readouterr().err
-    assert main(["tables"]) == 2 and main(["tables", "r", "--recorded", "gpu-a"]) == 2
+    assert main(["tables", "r", "--recorded", "gpu-a"]) == 2
     (machine / "system.json").unlink()
     assert main(["tables", "--recorded", "gpu-a"]) == 2
     assert "lacks system.json" in capsys.readouterr().err

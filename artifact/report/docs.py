@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from artifact import claim as claims
-from artifact.claim import Claim
+from artifact.claim import PAPERS, Claim
 from artifact.errors import UserError
 from artifact.verbs.list import shipped
 
@@ -79,8 +79,13 @@ def profile_table(registry: list[Claim]) -> str:
 
 
 def sentence_list(registry: list[Claim]) -> str:
-    """One line per claim for the top of the file."""
-    return "".join(f"- {claim.title} (`{claim.name}`, {claim.place}).\n" for claim in registry)
+    """One line per paper, so that the table with every sentence follows on the first screen."""
+    by_paper = {paper: [claim.name for claim in registry if claim.paper == paper] for paper in PAPERS}
+    return "".join(
+        f"- *{paper}*, {len(names)} claims: {', '.join(f'`{name}`' for name in names)}\n"
+        for paper, names in by_paper.items()
+        if names
+    )
 
 
 def minutes(claim: Claim) -> str:

@@ -10,7 +10,7 @@ import click
 
 from artifact import claim as claims
 from artifact.errors import UserError
-from artifact.records import SCHEMA, read_json, write_json
+from artifact.records import SCHEMA, read_json, runs_folder, write_json
 from artifact.verbs.tables import run_folder
 from artifact.verify import isolated, read_results
 
@@ -24,7 +24,7 @@ def command(as_json: bool, ship: str | None) -> int:
     """List the claims: what each needs, its last measured minutes and peak memory."""
     if ship is not None:
         ship_costs(run_folder(ship))
-    last = last_measured(Path("runs"))
+    last = last_measured(runs_folder())
     entries = [_entry(name, last) for name in claims.names()]
     if as_json:
         click.echo(json.dumps(entries, separators=(",", ":"), sort_keys=True))

@@ -17,10 +17,9 @@ import click
 from artifact import claim as claims
 from artifact import profiles, system
 from artifact.errors import UserError
-from artifact.records import Run, new_run_path
+from artifact.records import Run, new_run_path, runs_folder
 from artifact.verify import EXIT_ERROR, Outcome, exit_code, isolated, merge_results, verify
 
-RUNS = Path("runs")
 OPTIONS = (
     click.option("--quick", is_flag=True, help="Fewer samples, the same regions: about two minutes a claim."),
     click.option(
@@ -76,7 +75,7 @@ def execute(names: Sequence[str], options: Options) -> int:
     path = (
         Path(options.run_path)
         if options.run_path
-        else new_run_path(RUNS, profile.name + ("-quick" if options.quick else ""))
+        else new_run_path(runs_folder(), profile.name + ("-quick" if options.quick else ""))
     )
     if path.exists() and not path.is_dir():
         raise UserError(f"--run {path} is a file; give a folder")
