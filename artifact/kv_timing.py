@@ -20,6 +20,7 @@ from artifact.decoder import Decoder
 from artifact.kv.catekv import CateKV, identify
 from artifact.kv_arms import Arm
 from artifact.prepare import Prepared, grid
+from artifact.pruned import PrunedCache
 from artifact.reference import gate_step
 from artifact.timing import interleave, profile_ops
 from kernels.bandwidth import read_bandwidth
@@ -73,6 +74,7 @@ def decode(params: Row) -> Iterator[Row]:
             "text": prepared.text,
             "identity": prepared.weights.identity,
             "threads": torch.get_num_threads(),
+            "note": params["note"],
         }
         check_bandwidth(row, bandwidth)
         yield {**row, "read_gbps": bandwidth.median_gbps}
@@ -95,11 +97,10 @@ def _build(prepared: Prepared, arm: Arm, context: int, steps: int, params: Row) 
 def _retained(decoder: Decoder, steps: int) -> int:
     """Entries of the prompt that are stored over all layers and heads, whole or pruned."""
     taken = 1 + WARMUP_STEPS + steps
-    if decoder.packed is None:
-        return int((decoder.cache.lengths - taken).sum())
-    return sum(
-        int((decoder.packed.entries(layer).lengths - taken).sum()) for layer in range(decoder.cache.lengths.shape[0])
-    )
+    branch = decoder.packed
+    lengths = decoder.cache.lengths if branch is None else branch.lengths
+    pruned = sum(layer.kept[:, :, 0].numel() for layer in branch.layers) if isinstance(branch, PrunedCache) else 0
+    return int((lengths - taken).sum()) + pruned
 
 
 def _storage(decoder: Decoder) -> int:

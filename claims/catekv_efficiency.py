@@ -104,24 +104,24 @@ CLAIM = Claim(
 
 def measure(run: Run) -> None:
     """The exact figures, then one process per block with dense and CateKV steps at the longest context."""
-    from artifact.cells import is_name, request
-    from artifact.crossing_cells import longest_context, model_shape
+    from artifact.cells import member, request
+    from artifact.crossing_cells import fitting_context
     from artifact.kv.catekv import CateKV
     from artifact.kv_arms import Arm
     from artifact.records import Cell
 
     run.record(NAME, "account", [account_row(known_shape("llama-3.1-8b"))])
     run.record(NAME, "methods", which_sparsity.rows(known_shape("llama-3.1-8b")))
-    shape = model_shape(run.profile)
-    longest = longest_context(shape, 20 if run.quick else 50, is_name(run.profile.model))
-    context = min(longest, LENGTHS.get(run.profile.name, longest))
+    # The prefill of the crossing claim serves this one: the same length, so that a run makes it once.
+    fit = fitting_context(run.profile, 20 if run.quick else 50, lambda n: [[member(n), member(n, r_kv=0.45)]])
+    context = min(fit.tokens, LENGTHS.get(run.profile.name, fit.tokens))
     budget = BUDGET_TOKENS * context // LONG_TOKENS  # the same share of the context as the paper's budget at 128K
     method = CateKV(rows=16, sinks=budget // 32, recent=budget // 8, critical=budget - budget // 32 - budget // 8)
     arms = [Arm("dense", "dense").record(), Arm("catekv", "catekv", options=asdict(method)).record()]
     steps = QUICK_STEPS if run.quick else STEPS
     for block in range(QUICK_BLOCKS if run.quick else BLOCKS):
-        params = request(run.profile, [], steps, longest) | {"context": context, "arms": arms, "adaptive_share": SHARE}
-        params |= {"budget_tokens": method.budget_tokens}
+        params = request(run.profile, [], steps, fit.tokens, fit.note)
+        params |= {"context": context, "arms": arms, "adaptive_share": SHARE}
         run.measure([Cell(NAME, f"steps-{block}", "artifact.kv_timing:decode", params, block)])
 
 

@@ -99,8 +99,8 @@ CLAIM = Claim(
 def measure(run: Run) -> None:
     """Bytes at the paper's head dimension, a real prompt's storage, and timed steps."""
     from artifact import kv_plan
-    from artifact.cells import is_name, request
-    from artifact.crossing_cells import longest_context, model_shape
+    from artifact.cells import member, request
+    from artifact.crossing_cells import fitting_context
     from artifact.records import Cell
 
     run.record(NAME, "keys", key_rows())
@@ -108,10 +108,13 @@ def measure(run: Run) -> None:
     if run.profile.name != "gpu":
         params = kv_plan.common(run) | {"context": kv_plan.protocol(run).context_tokens, "arms": storage_arms()}
         run.measure([Cell(NAME, "stored", "artifact.kv_cells:stored", params)])
-    longest = longest_context(model_shape(run.profile), 20 if run.quick else 50, is_name(run.profile.model))
-    context = min(TIMED[run.profile.name], longest)
+    # The prefill of the crossing claim serves this one: the same length, so that a run makes it once.
+    fit = fitting_context(
+        run.profile, 20 if run.quick else 50, lambda n: [[member(n), *(member(n, r_kv=0.9) for _ in timed_arms())]]
+    )
+    context = min(TIMED[run.profile.name], fit.tokens)
     for block in range(BLOCKS):
-        params = request(run.profile, [], QUICK_STEPS if run.quick else STEPS, longest)
+        params = request(run.profile, [], QUICK_STEPS if run.quick else STEPS, fit.tokens, fit.note)
         params |= {"context": context, "arms": timed_arms()}
         run.measure([Cell(NAME, f"steps-{block}", "artifact.kv_timing:decode", params, block)])
 
