@@ -18,6 +18,7 @@ from artifact.decoder import Decoder
 from artifact.models import Layer, Matrix
 from artifact.projection.lora import AdaptedMask, Factors
 from artifact.projection.masked import GateMask, MaskedSteps
+from artifact.projection.quantised import QuantisedProjection
 from artifact.projection.thresholds import Thresholds
 from artifact.step import Op
 
@@ -209,6 +210,7 @@ def _project(
     Returns the outputs and, per output, what the channels within `band` of a threshold may change.
     """
     branch = gate.decoder.projection
+    branch = branch.thresholds if isinstance(branch, QuantisedProjection) else branch
     thresholds = branch if isinstance(branch, Thresholds) else None
     parts, allowed, start = [], [], 0
     for offset, width in enumerate(widths):

@@ -19,8 +19,9 @@ PRINTED = {"always projection": "projection", "always compose": "compose", dispa
 def context(rows: list[Row], results: Mapping[str, Any], paper: Mapping[str, Any]) -> dict[str, Any]:
     """One row per policy, one column per machine. Raises TableMissing when the run priced no mix."""
     mix, times = gathered(list(rows))
+    times = [one for one in times if len(one.blocks) > 1]
     if mix is None or not times:
-        raise TableMissing("no request mix was priced in this run")
+        raise TableMissing("no request mix was priced by two blocks in this run")
     figures = paper["crossover"]["figures"]
     columns = []
     for one in times:

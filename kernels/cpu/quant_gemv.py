@@ -1,0 +1,237 @@
+"""Products on 8- and 4-bit weights: codes become float32 in registers, scales are applied once per output or group.
+
+As in the float32 kernels, the dense form divides outputs over threads, and the sparse one cuts its channels into parts
+that depend on K alone and adds their sums in order, so that results do not depend on the number of threads.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import numba
+import numpy as np
+import torch
+
+from kernels import Launch
+from kernels.cpu.common import EXACT, FASTMATH, array, divide, norm_arrays, normed
+from kernels.cpu.sparse_gemv import partials, select
+from kernels.norm import Norm
+from kernels.quantised import GROUP, HALF, Quantised
+from kernels.selection import Selection
+
+
+@numba.njit(parallel=True, fastmath=FASTMATH, cache=True)
+def _dense8(raw, gain, eps, scratch, q, scales, bias, y, add, parts):  # type: ignore[no-untyped-def]
+    x = normed(raw, gain, eps, scratch)
+    depth = x.shape[0]
+    for p in numba.prange(parts.shape[0]):
+        low, high = parts[p, 0], parts[p, 1]
+        full = low + (high - low) // 4 * 4
+        for n in range(low, full, 4):
+            s0, s1, s2, s3 = np.float32(0), np.float32(0), np.float32(0), np.float32(0)
+            for k in range(depth):
+                xk = x[k]
+                s0 += np.float32(q[n, k]) * xk
+                s1 += np.float32(q[n + 1, k]) * xk
+                s2 += np.float32(q[n + 2, k]) * xk
+                s3 += np.float32(q[n + 3, k]) * xk
+            _put(y, n, s0 * scales[n], bias, add)
+            _put(y, n + 1, s1 * scales[n + 1], bias, add)
+            _put(y, n + 2, s2 * scales[n + 2], bias, add)
+            _put(y, n + 3, s3 * scales[n + 3], bias, add)
+        for n in range(full, high):
+            s0 = np.float32(0)
+            for k in range(depth):
+                s0 += np.float32(q[n, k]) * x[k]
+            _put(y, n, s0 * scales[n], bias, add)
+
+
+@numba.njit(fastmath=EXACT, forceinline=True)
+def _put(y, n, value, bias, add):  # type: ignore[no-untyped-def]
+    if bias.shape[0] > 0:
+        value += bias[n]
+    y[n] = y[n] + value if add else value
+
+
+@numba.njit(parallel=True, fastmath=FASTMATH, cache=True)
+def _dense4(raw, gain, eps, scratch, q, scales, bias, y, add, parts):  # type: ignore[no-untyped-def]
+    x = normed(raw, gain, eps, scratch)
+    groups = x.shape[0] // GROUP
+    offsets = np.empty(groups, dtype=np.float32)  # codes are 8 too large: what that adds per group
+    for g in range(groups):
+        total = np.float32(0)
+        for k in range(g * GROUP, (g + 1) * GROUP):
+            total += x[k]
+        offsets[g] = np.float32(8) * total
+    for p in numba.prange(parts.shape[0]):
+        for n in range(parts[p, 0], parts[p, 1]):
+            total = np.float32(0)
+            for g in range(groups):
+                codes = q[n, g * HALF : (g + 1) * HALF]
+                left, right = x[g * GROUP : g * GROUP + HALF], x[g * GROUP + HALF : (g + 1) * GROUP]
+                s = np.float32(0)
+                for j in range(HALF):
+                    code = np.int32(codes[j])
+                    s += np.float32(code & 15) * left[j] + np.float32(code >> 4) * right[j]
+                total += scales[g, n] * (s - offsets[g])
+            _put(y, n, total, bias, add)
+
+
+@numba.njit(fastmath=EXACT)
+def _add8(index, value, first, last, q, low, high, sums):  # type: ignore[no-untyped-def]
+    """Set sums[low:high] to the sum over the listed channels first:last of value times their codes."""
+    out = sums[low:high]
+    width = high - low
+    out[:] = np.float32(0)
+    full = first + (last - first) // 8 * 8
+    for p in range(first, full, 8):
+        a, b, c, d = (
+            q[index[p], low:high],
+            q[index[p + 1], low:high],
+            q[index[p + 2], low:high],
+            q[index[p + 3], low:high],
+        )
+        e, f, g, h = (
+            q[index[p + 4], low:high], q[index[p + 5], low:high], q[index[p + 6], low:high], q[index[p + 7], low:high],
+        )  # fmt: skip
+        v0, v1, v2, v3 = value[p], value[p + 1], value[p + 2], value[p + 3]
+        v4, v5, v6, v7 = value[p + 4], value[p + 5], value[p + 6], value[p + 7]
+        for j in range(width):
+            left = (v0 * np.float32(a[j]) + v1 * np.float32(b[j])) + (v2 * np.float32(c[j]) + v3 * np.float32(d[j]))
+            right = (v4 * np.float32(e[j]) + v5 * np.float32(f[j])) + (v6 * np.float32(g[j]) + v7 * np.float32(h[j]))
+            out[j] += left + right
+    for p in range(full, last):
+        row, v = q[index[p], low:high], value[p]
+        for j in range(width):
+            out[j] += v * np.float32(row[j])
+
+
+@numba.njit(fastmath=EXACT)
+def _add_codes(v0, v1, r0, r1, blocks, out):  # type: ignore[no-untyped-def]
+    """Add v0 and v1 times the codes of two packed rows to out."""
+    for block in range(blocks):
+        a, b = r0[block * HALF : (block + 1) * HALF], r1[block * HALF : (block + 1) * HALF]
+        low, high = out[block * GROUP : block * GROUP + HALF], out[block * GROUP + HALF : (block + 1) * GROUP]
+        for j in range(HALF):
+            x, y = np.int32(a[j]), np.int32(b[j])
+            low[j] += v0 * np.float32(x & 15) + v1 * np.float32(y & 15)
+            high[j] += v0 * np.float32(x >> 4) + v1 * np.float32(y >> 4)
+
+
+@numba.njit(fastmath=EXACT)
+def _add4(index, value, count, first, last, q, scales, low, high, group_sums, sums):  # type: ignore[no-untyped-def]
+    """Set sums[low:high] to the products of the listed channels that lie in groups first:last, group by group."""
+    out, width = sums[low:high], high - low
+    out[:] = np.float32(0)
+    acc = group_sums[:width]
+    p = 0
+    while p < count and index[p] < first * GROUP:
+        p += 1
+    for g in range(first, last):
+        end = p
+        while end < count and index[end] < (g + 1) * GROUP:
+            end += 1
+        if end == p:
+            continue
+        acc[:] = np.float32(0)
+        total = np.float32(0)
+        while p < end:
+            v0, r0 = value[p], q[index[p], low // 2 : high // 2]
+            v1, r1 = np.float32(0), r0
+            if p + 1 < end:
+                v1, r1 = value[p + 1], q[index[p + 1], low // 2 : high // 2]
+            _add_codes(v0, v1, r0, r1, width // GROUP, acc)
+            total += v0 + v1
+            p += 2
+        p = end
+        offset = np.float32(8) * total
+        scale = scales[g, low:high]
+        for j in range(width):
+            out[j] += scale[j] * (acc[j] - offset)
+
+
+@numba.njit(parallel=True, fastmath=EXACT, cache=True)
+def _sparse(  # type: ignore[no-untyped-def]
+    raw, gain, eps, scratch, four, q, scales, thresholds, segments, bias, y, add, kept, index, value, sums, group_sums
+):
+    parts = sums.shape[0]
+    x = normed(raw, gain, eps, scratch)
+    groups = x.shape[0] // GROUP
+    for p in numba.prange(parts):
+        s = 0
+        while s < thresholds.shape[0]:
+            end = s + 1
+            while end < thresholds.shape[0] and thresholds[end] == thresholds[s]:
+                end += 1
+            low, high = segments[s], segments[end]
+            count = select(x, thresholds[s], index[p], value[p])
+            if p == 0:
+                kept[s:end] = count
+            if four:
+                first, last = groups * p // parts, groups * (p + 1) // parts
+                _add4(index[p], value[p], count, first, last, q, scales, low, high, group_sums[p], sums[p])
+            else:
+                _add8(index[p], value[p], count * p // parts, count * (p + 1) // parts, q, low, high, sums[p])
+            s = end
+    total = sums[0]
+    for p in range(1, parts):
+        for n in range(total.shape[0]):
+            total[n] += sums[p, n]
+    for n in range(total.shape[0]):
+        result = total[n] if four else total[n] * scales[0, n]
+        _put(y, n, result, bias, add)
+
+
+def bind(
+    x: torch.Tensor,
+    weight: Quantised,
+    y: torch.Tensor,
+    bias: torch.Tensor | None,
+    norm: Norm | None,
+    accumulate: bool,
+) -> Launch:
+    """Bind the dense product; shapes are checked by `kernels.quant_gemv.bind`."""
+    eight = weight.bits == 8
+    return functools.partial(
+        _dense8 if eight else _dense4,
+        array("x", x),
+        *norm_arrays(norm),
+        array("q", weight.q, torch.int8 if eight else torch.uint8),
+        array("scales", weight.scales),
+        np.zeros(0, dtype=np.float32) if bias is None else array("bias", bias),
+        array("y", y),
+        accumulate,
+        np.array(divide(weight.outputs, numba.get_num_threads()), dtype=np.int64),
+    )
+
+
+def bind_sparse(
+    x: torch.Tensor,
+    weight: Quantised,
+    y: torch.Tensor,
+    selection: Selection,
+    bias: torch.Tensor | None,
+    norm: Norm | None,
+    accumulate: bool,
+) -> Launch:
+    """Bind the thresholded product; shapes are checked by `kernels.quant_gemv.bind_sparse`."""
+    four = weight.bits == 4
+    index, value, sums = partials(weight.inputs, weight.outputs)
+    return functools.partial(
+        _sparse,
+        array("x", x),
+        *norm_arrays(norm),
+        four,
+        array("q_in", weight.q_in, torch.uint8 if four else torch.int8),
+        array("scales", weight.scales).reshape(-1, weight.outputs),
+        array("thresholds", selection.thresholds),
+        np.array(selection.segments, dtype=np.int64),
+        np.zeros(0, dtype=np.float32) if bias is None else array("bias", bias),
+        array("y", y),
+        accumulate,
+        array("kept", selection.kept, torch.int32),
+        index,
+        value,
+        sums,
+        np.empty_like(sums) if four else np.empty((sums.shape[0], 0), dtype=np.float32),
+    )
