@@ -1,7 +1,7 @@
 # The artifact with everything it needs to run without a network: docker build -t artifact . && docker run --rm artifact
 #
 # Build arguments: BASE_IMAGE; TORCH=cpu|cuda; TORCH_INDEX, the index of PyTorch's CPU builds; PIP_INDEX_URL, another
-# package index; EXTRA_CA, a PEM certificate to trust; FLASH_ATTN, what pip should install for flash-attn (a wheel's URL);
+# package index; EXTRAS=ray, for campaigns on a cluster; EXTRA_CA, a PEM certificate to trust; FLASH_ATTN, what pip should install for flash-attn (a wheel's URL);
 # COMMIT, noted in the image. Plain Dockerfile syntax only, so that the classic builder and podman read it too.
 ARG BASE_IMAGE=debian:bookworm-slim
 FROM ${BASE_IMAGE}
@@ -23,7 +23,8 @@ ARG PIP_INDEX_URL=
 ARG TORCH=cpu
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
 COPY requirements requirements
-RUN VENV=/opt/venv PIP_NO_CACHE_DIR=1 requirements/setup.sh --packages
+ARG EXTRAS=
+RUN VENV=/opt/venv PIP_NO_CACHE_DIR=1 requirements/setup.sh --packages $EXTRAS
 ARG FLASH_ATTN=
 RUN if [ -n "$FLASH_ATTN" ]; then pip install --no-cache-dir --no-deps --no-build-isolation "$FLASH_ATTN"; fi
 

@@ -1,6 +1,7 @@
 # make verify-all    set everything up and check every claim on this machine
 # make test          the test suite            make lint    ruff and mypy            make setup    only set up
 # make fuzz          more than 10,000 hostile inputs to everything that reads files, some twenty minutes
+# make test-ray      campaigns on a local Ray cluster of several nodes, one of them killed
 # ARGS="..." is handed on: make verify-all ARGS=--quick, make test ARGS="-k account"
 SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
@@ -9,10 +10,10 @@ ARGS ?=
 # Exit codes of `artifact verify-all` that count as success here; 3 means that something stayed inconclusive or was not run.
 OK_CODES ?= 0
 
-.PHONY: help setup test fuzz lint verify-all clean
+.PHONY: help setup test test-ray fuzz lint verify-all clean
 
 help:
-	@sed -n 's/^# //p' Makefile | head -n 4
+	@sed -n 's/^# //p' Makefile | head -n 5
 
 setup:
 	@requirements/setup.sh
@@ -25,6 +26,10 @@ test:
 fuzz:
 	@requirements/setup.sh test
 	FUZZ_INPUTS=1000 $(BIN)/python -m pytest tests/test_fuzz.py $(ARGS)
+
+test-ray:
+	@requirements/setup.sh test ray
+	$(BIN)/python -m pytest tests/test_ray_executor.py $(ARGS)
 
 lint:
 	@requirements/setup.sh lint

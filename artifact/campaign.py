@@ -16,13 +16,14 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Iterator
 from typing import IO, Any
 
 from artifact import profiles
 from artifact.depends import ROOT
 from artifact.portable import portable
 from artifact.profiles import Profile
-from artifact.records import Cell, CellError, CellResult, Run
+from artifact.records import Cell, CellError, CellResult, Progress, Run
 from artifact.samples import CellId, Row
 
 STDERR_TAIL_CHARS = 4000
@@ -38,7 +39,7 @@ def measure(run: Run, cells: list[Cell]) -> list[Row]:
     missing = [i for i, cell in enumerate(cells) if not is_complete(run, cell)]
     if run.progress is not None and cells:
         run.progress.cells(cells[0].claim, *run.announce(identities, len(missing)))
-    failed = [result for i in missing if (result := run_cell(run, cells[i])).status == "error"]
+    failed = [result for result in run_cells(run, [cells[i] for i in missing]) if result.status == "error"]
     if failed:
         others = f" (and {len(failed) - 1} more cells)" if len(failed) > 1 else ""
         raise CellError(f"{failed[0].error}{others}", usage=all(result.usage for result in failed))
@@ -54,12 +55,26 @@ def is_complete(run: Run, cell: Cell) -> bool:
     )
 
 
+def run_cells(run: Run, cells: list[Cell]) -> Iterator[CellResult]:
+    """Execute cells one after another, or all at once where the run has an executor of many; keep each as it ends."""
+    if run.many is not None and cells:
+        for cell, result in run.many(cells, run.profile, run):
+            yield keep(run, cell, result)
+        return
+    for cell in cells:
+        yield run_cell(run, cell)
+
+
 def run_cell(run: Run, cell: Cell) -> CellResult:
     """Execute one cell and append its group, good or bad."""
     if run.progress is not None:
         run.progress.begin(cell)
     executor = run.executor or run_local
-    result = executor(cell, run.profile, run)
+    return keep(run, cell, executor(cell, run.profile, run))
+
+
+def keep(run: Run, cell: Cell, result: CellResult) -> CellResult:
+    """Append what a cell came to, good or bad; rows that cannot be stored make it an error."""
     identity = CellId(cell.claim, cell.key, cell.block, run.profile.name)
     try:
         rows = run.stamp(identity, result.rows)
@@ -86,6 +101,11 @@ def run_cell(run: Run, cell: Cell) -> CellResult:
 
 
 def run_local(cell: Cell, profile: Profile, run: Run) -> CellResult:
+    """The cell in a fresh process of this machine, its progress shown by the run."""
+    return measure_here(cell, profile, run.progress)
+
+
+def measure_here(cell: Cell, profile: Profile, progress: Progress | None = None) -> CellResult:
     """The cell in a fresh process of this machine, stopped with all its children at the cell's timeout or on an
     interrupt.
     """
@@ -102,7 +122,7 @@ def run_local(cell: Cell, profile: Profile, run: Run) -> CellResult:
             start_new_session=True,
         )
         try:
-            result = _converse(process, cell, profile, run, begin)
+            result = _converse(process, cell, profile, progress, begin)
         finally:
             _kill_group(process)
         return _with_stderr(result, stderr) if result.status == "error" else result
@@ -115,7 +135,14 @@ def worker_environment(profile: Profile) -> dict[str, str]:
     return os.environ | dict.fromkeys(THREAD_VARIABLES, str(profile.threads)) | {"PYTHONUNBUFFERED": "1"}
 
 
-def _converse(process: subprocess.Popen[str], cell: Cell, profile: Profile, run: Run, begin: float) -> CellResult:
+def worker_path() -> str:
+    """What PYTHONPATH must be for a process elsewhere to import this checkout and whatever this process can."""
+    return os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
+
+
+def _converse(
+    process: subprocess.Popen[str], cell: Cell, profile: Profile, progress: Progress | None, begin: float
+) -> CellResult:
     """Send the request and collect messages until the worker ends, fails or runs out of time."""
     request = {"task": cell.task, "params": cell.params, "threads": profile.threads}
     messages: queue.Queue[str | None] = queue.Queue()
@@ -137,8 +164,8 @@ def _converse(process: subprocess.Popen[str], cell: Cell, profile: Profile, run:
         message = _parse(line)
         if "row" in message:
             rows.append(message["row"])
-        elif "progress" in message and run.progress is not None:
-            run.progress.update(float(message["progress"]), str(message.get("doing", "")))
+        elif "progress" in message and progress is not None:
+            progress.update(float(message["progress"]), str(message.get("doing", "")))
         elif "done" in message or "error" in message:
             last = message
 

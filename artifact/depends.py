@@ -21,7 +21,7 @@ MEASURING = (
     "claims/_*.py",
     "kernels/**/*.py",
 )
-_VIEWS = ("campaign", "claim", "cli", "console", "depends", "errors", "portable", "predict")
+_VIEWS = ("campaign", "ray_executor", "claim", "cli", "console", "depends", "errors", "portable", "predict")
 _RECORDS = ("records", "results_check", "samples", "stats", "system", "verify")
 NOT_MEASURING = frozenset(f"{stem}.py" for stem in (*_VIEWS, *_RECORDS))
 LARGE_BYTES = 256 << 20

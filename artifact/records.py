@@ -13,7 +13,7 @@ import fcntl
 import json
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Literal, Protocol, Self
@@ -75,6 +75,7 @@ class Progress(Protocol):
 
 
 Executor = Callable[[Cell, Profile, "Run"], CellResult]
+Many = Callable[[list[Cell], Profile, "Run"], Iterator[tuple[Cell, CellResult]]]
 
 
 class Run:
@@ -87,6 +88,7 @@ class Run:
         self.deadline_s = budget_s if budget_s is not None else (QUICK_BUDGET_S if quick else FULL_BUDGET_S)
         self.progress: Progress | None = None
         self.executor: Executor | None = None
+        self.many: Many | None = None  # an executor that takes many cells at once
         path.mkdir(parents=True, exist_ok=True)
         self._lock: IO[str] | None = _lock(path)
         try:
@@ -179,10 +181,14 @@ class Run:
                 raise ValueError(f"cell {cell.key} yields the reserved column 'closed'")
         return [json.loads(json.dumps({**portable(row), **reserved})) for row in rows]
 
+    def source(self, claim: str) -> Path:
+        """The file that defines a claim."""
+        return self._source_files.get(claim, depends.ROOT / "claims" / f"{claim}.py")
+
     def sources(self, claim: str) -> str:
         """Hash of everything but its parameters that a cell of this claim depends on."""
         if claim not in self._sources:
-            source = self._source_files.get(claim, depends.ROOT / "claims" / f"{claim}.py")
+            source = self.source(claim)
             inputs = [Path(p) for p in (self.profile.model, self.profile.text) if p and Path(p).exists()]
             self._sources[claim] = depends.sources_hash(source, models=inputs)
         return self._sources[claim]
