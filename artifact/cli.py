@@ -36,6 +36,7 @@ VERBS = {
         "artifact.verbs.quality:command",
         "Perplexity and retrieval of one configuration of a model.",
     ),
+    "finetune": ("artifact.verbs.finetune:command", "Train a LoRA adapter for a thresholded model, sparse as it runs."),
     "report": ("artifact.verbs.report:command", "Write page, figures and standard records of a run again; --pdf too."),
     "compare": ("artifact.verbs.compare:command", "Two runs side by side, with what differs between the machines."),
     "selftest": ("artifact.verbs.selftest:command", "See that seeded faults turn every claim away from `reproduced`."),

@@ -17,11 +17,13 @@ Counters = tuple[torch.Tensor, torch.Tensor]
 
 
 class Steps(Protocol):
-    """The projections of one decoder. `counters`: what the last step read, int32, and the int64 sum over steps that
-    the end of a step adds it to; None where every step reads the same.
-    """
+    """The projections of one decoder."""
 
-    counters: Counters | None
+    @property
+    def counters(self) -> Counters | None:
+        """What the last step read, int32, and the int64 sum over steps that the end of a step adds it to; None where
+        every step reads the same.
+        """
 
     def qkv(self, index: int, layer: Layer) -> list[Op]:
         """From the residual stream to `qkv`, attention norm included."""

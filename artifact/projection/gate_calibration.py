@@ -20,7 +20,7 @@ from artifact.projection.masked import GateMask
 from artifact.projection.sats import Curves
 
 SCHEMA = 1
-METHODS = ("cats", "sats")
+METHODS = ("cats", "sats", "sats-inner")
 
 
 @dataclass(frozen=True)
@@ -48,11 +48,20 @@ class GateCalibration:
     origin: Origin
 
     def mask(self, method: str, sparsity: float) -> GateMask:
-        """Thresholds of a method at a target sparsity. Raises UserError for a method that is none."""
+        """Thresholds of a method at a target sparsity. Raises UserError for a method that is none.
+
+        sats-inner, ours: SATS for all layers but the first and the last, which keep the percentile. Their outputs are
+        easily kept to a relative error, at sparsities that the model does not bear.
+        """
         if method not in METHODS:
             raise UserError(f"no gate-mask method is called {method!r}; choose one of {', '.join(METHODS)}")
+        percentile = cats.thresholds(self.quantiles, sparsity)
         if method == "cats":
-            return cats.thresholds(self.quantiles, sparsity)
+            return percentile
+        if method == "sats-inner":
+            inner = self.curves.layers(1, -1)
+            limits = inner.mask(inner.budget(sparsity)).limits
+            return GateMask(torch.cat((percentile.limits[:1], limits, percentile.limits[-1:])))
         return self.curves.mask(self.curves.budget(sparsity))
 
     def save(self, file: Path) -> None:

@@ -155,8 +155,12 @@ class MaskedRows(DenseRows):
     @property
     def sparsity(self) -> float:
         """Mean over layers of the share of intermediate channels dropped, unmasked rows included (sats, equation 9)."""
+        return sum(self.layer_sparsity()) / len(self.rows)
+
+    def layer_sparsity(self) -> list[float]:
+        """The share dropped in every layer."""
         width = self.weights.shape.intermediate
-        return sum(1 - k / (n * width) for k, n in zip(self.kept, self.rows, strict=True)) / len(self.rows)
+        return [1 - kept / (rows * width) for kept, rows in zip(self.kept, self.rows, strict=True)]
 
     @property
     def r_p(self) -> float:

@@ -40,6 +40,10 @@ class Curves:
     errors: torch.Tensor
     shares: torch.Tensor
 
+    def layers(self, first: int, last: int) -> Curves:
+        """The curves of layers first to last, as a slice has them."""
+        return Curves(self.candidates[first:last], self.errors[first:last], self.shares[first:last])
+
     def admissible(self, budget: float) -> torch.Tensor:
         """Return (L,) int64: the index of the largest candidate whose error is within the budget (equation 7)."""
         places = torch.arange(self.errors.shape[1]).expand_as(self.errors)
