@@ -33,6 +33,7 @@ Row = dict[str, Any]
 PROFILED_STEPS = 3
 SHARE_TOLERANCE = 0.05  # of projection bytes: some tens of tokens route some points off their target
 SYNTHETIC_TOKENS = 512
+SYNTHETIC_DTYPE = "bfloat16"  # the paper's half precision; float32 weights have no Triton path
 
 
 def timing_cell(
@@ -40,7 +41,8 @@ def timing_cell(
 ) -> Cell:
     """A process that times every arm at one context; model: another than the profile's, such as a known shape."""
     params = profile_params(run.profile) | {"sizes": sizes.record(), "arms": [arm.record() for arm in arms]}
-    params |= {"context": context, "steps": steps} | ({"model": model} if model else {})
+    params |= {"context": context, "steps": steps}
+    params |= {"model": model, "dtype": SYNTHETIC_DTYPE} if model else {}
     return Cell(claim, f"timing-{model or 'model'}-{block}", "artifact.masked_timing:timed", params, block, 3600.0)
 
 

@@ -1,0 +1,57 @@
+"""Tables 6 and 8 of the SATS paper: quality and throughput of token routing, live, in the dtype that ran."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from statistics import median
+from typing import Any
+
+from artifact import quality
+from paper_tables.render import Figure, Row, TableMissing
+
+CLAIMS = ("token_routing",)
+
+
+def context(rows: list[Row], results: Mapping[str, Any], paper: Mapping[str, Any]) -> dict[str, Any]:
+    """Arms with perplexity, share and, where they were timed, tokens per second. TableMissing without timed steps."""
+    windows = [row for row in rows if row.get("kind") == "window"]
+    timed = [row for row in rows if row.get("kind") == "timing"]
+    if not timed:
+        raise TableMissing("no timed steps in this run")
+    losses = quality.losses(windows)
+    models = list(dict.fromkeys(row["model"] for row in timed))
+    labels = list(dict.fromkeys(row["label"] for row in [*windows, *timed]))
+    return {
+        "rows": [
+            {"label": label, "cells": [*_quality(label, windows, losses), *speed_cells(label, timed, models)]}
+            for label in labels
+        ],
+        "models": models,
+        "dtype": str(timed[0]["dtype"]),
+        "context": str(timed[0]["context"]),
+        "text": str(timed[0]["text"]),
+    }
+
+
+def _quality(label: str, windows: list[Row], losses: quality.Losses) -> list[Figure]:
+    own = [row for row in windows if row["label"] == label]
+    if not own:
+        return [Figure("--", "live"), Figure("--", "live")]
+    share = sum(row["masked_share"] for row in own) / len(own)
+    ppl = quality.perplexity(losses, label)
+    return [Figure(f"{100 * share:.0f}", own[0]["origin"]), Figure(f"{ppl.point:.2f}", own[0]["origin"])]
+
+
+def speed_cells(label: str, timed: list[Row], models: list[str]) -> list[Figure]:
+    """Per model tokens per second and the median of paired speedups over dense."""
+    cells = []
+    for model in models:
+        own = [row for row in timed if (row["label"], row["model"]) == (label, model)]
+        if not own:
+            cells += [Figure("--", timed[0]["origin"])] * 2
+            continue
+        base = {row["block"]: row["ms"] for row in timed if (row["label"], row["model"]) == ("dense", model)}
+        pairs = [(d, o) for row in own for d, o in zip(base[row["block"]], row["ms"], strict=True)]
+        rate, gain = 1000 / median(o for _, o in pairs), median(d / o for d, o in pairs)
+        cells += [Figure(f"{rate:.1f}", own[0]["origin"]), Figure(f"{gain:.2f}", own[0]["origin"])]
+    return cells

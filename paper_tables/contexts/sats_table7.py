@@ -1,0 +1,27 @@
+"""Table 7 of the SATS paper: throughput of the fine-tuned model, its update fused, apart and routed, live."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from paper_tables.contexts.sats_table6 import speed_cells
+from paper_tables.render import Row, TableMissing
+
+CLAIMS = ("sats_finetuned",)
+
+
+def context(rows: list[Row], results: Mapping[str, Any], paper: Mapping[str, Any]) -> dict[str, Any]:
+    """One row per timed arm. Raises TableMissing when no step was timed."""
+    timed = [row for row in rows if row.get("kind") == "timing"]
+    if not timed:
+        raise TableMissing("no timed steps in this run")
+    models = list(dict.fromkeys(row["model"] for row in timed))
+    labels = list(dict.fromkeys(row["label"] for row in timed))
+    return {
+        "rows": [{"label": label, "cells": speed_cells(label, timed, models)} for label in labels],
+        "models": models,
+        "dtype": str(timed[0]["dtype"]),
+        "context": str(timed[0]["context"]),
+        "text": str(timed[0]["text"]),
+    }
