@@ -16,7 +16,7 @@ from artifact.kv.branch import Entries, LayerInputs
 from artifact.models import empty
 from artifact.shapes import Shape
 from artifact.step import Op
-from kernels import attention
+from kernels import attention, rope_append
 
 
 @dataclass(frozen=True)
@@ -142,14 +142,22 @@ class PackedCache:
         return 2 * self.keys.numel() * self.keys.element_size()
 
     def attention(self, index: int, inputs: LayerInputs) -> list[Op]:
-        """One launch: rotation, append to both caches and attention over this one."""
-        own = (self.keys[index], self.values[index], self.lengths[index])
-        i = inputs
-        place = (i.inv_freq, i.position)
-        step = attention.bind_step(
-            i.qkv, *place, i.full, own, self.lengths[index], i.out, i.scale, i.q_norm, i.k_norm, i.eps
-        )
-        return [Op("attention", step)]
+        """One launch: rotation, append to both caches and attention over this one; two where no full cache is kept."""
+        i, live = inputs, self.lengths[index]
+        keys, values = self.keys[index], self.values[index]
+        place = (i.qkv, i.inv_freq, i.position)
+        if i.full[0].shape[1]:
+            own = (keys, values, live)
+            step = attention.bind_step(*place, i.full, own, live, i.out, i.scale, i.q_norm, i.k_norm, i.eps)
+            return [Op("attention", step)]
+        kv_heads, capacity, dim = keys.shape
+        offsets = torch.arange(kv_heads, device=keys.device) * capacity
+        rows = (keys.view(-1, dim), values.view(-1, dim), offsets, live)
+        moved = rope_append.bind_rows(*place, i.query, i.full, rows, i.q_norm, i.k_norm, i.eps)
+        return [
+            Op("rope_append", moved),
+            Op("attention", attention.bind(i.query, keys, values, live, i.out, i.scale)),
+        ]
 
     def entries(self, index: int, more: int = 0) -> Entries:
         """What attention of one layer reads, and `more` entries behind each head's length."""

@@ -15,7 +15,15 @@ from typing import Any
 import torch
 
 from artifact import kv_arms
-from artifact.cells import EXTRA_STEPS, WARMUP_STEPS, check_bandwidth, last_level_bytes, live, prepared_for
+from artifact.cells import (
+    EXTRA_STEPS,
+    PROFILE_STEPS,
+    WARMUP_STEPS,
+    check_bandwidth,
+    last_level_bytes,
+    live,
+    prepared_for,
+)
 from artifact.decoder import Decoder
 from artifact.kv.catekv import CateKV, identify
 from artifact.kv_arms import Arm
@@ -26,7 +34,6 @@ from artifact.timing import interleave, profile_ops
 from kernels.bandwidth import read_bandwidth
 
 Row = dict[str, Any]
-PROFILE_STEPS = 3
 
 
 def decode(params: Row) -> Iterator[Row]:

@@ -87,8 +87,10 @@ def bind_step(
     The new entry goes to slot `position` of `full` and, when given, to slot packed lengths[h] of `packed`, which is
     then the cache that is read. lengths (kv_heads,) int32: entries before this step's own of the cache that is read.
     """
-    kv_heads, _, dim = full[0].shape
+    kv_heads, capacity, dim = full[0].shape
     heads = out.shape[0] // dim
+    if capacity == 0:
+        raise ShapeError("the full cache has no room for the new entry; append it to rows of its own and use `bind`")
     if heads % kv_heads:
         raise ShapeError(f"{heads} query heads do not divide over {kv_heads} KV heads")
     check(qkv, inv_freq, position, (heads, dim), full, packed)

@@ -15,7 +15,7 @@ from artifact.errors import UserError
 from artifact.prefill import prefill
 from artifact.ragged import pack_ragged
 from artifact.reference import gate_step
-from kernels import ShapeError, ragged, rope_append
+from kernels import ShapeError, attention, ragged, rope_append
 from kernels.ragged import Pages
 from tests.float64_decoder import Reference, Sparse
 from tests.inputs import NAN, draw, filled, relative
@@ -173,3 +173,11 @@ def test_fault_10_and_20_bytes_are_counted_by_kv_heads() -> None:
     packed = pack_ragged(cache, [[torch.arange(4), torch.arange(7)], [torch.arange(1), torch.arange(20)]], 0)
     assert packed.keys.shape == (32, 64) and packed.entry_bytes == 2 * 64 * 4
     assert packed.keep_ratio() == pytest.approx(32 / 80)
+
+
+def test_a_fused_step_refuses_a_full_cache_without_room() -> None:
+    """It would write past it; a packed cache then takes the new entry by itself (tests/test_kv_arms.py)."""
+    none, own = (filled(3, 0, 64), filled(3, 0, 64)), (draw(3, 8, 64), draw(3, 8, 64))
+    live, at = torch.zeros(3, dtype=torch.int32), torch.zeros(1, dtype=torch.int32)
+    with pytest.raises(ShapeError, match="the full cache has no room for the new entry"):
+        attention.bind_step(draw(15 * 64), draw(32), at, none, (*own, live), live, filled(9 * 64), 0.1)
