@@ -1,0 +1,26 @@
+"""Seeded faults of `sats_vs_cats`, on windows under both methods."""
+
+from __future__ import annotations
+
+from ._sats import PAPER, Row, changed, versus_rows, worse
+
+PROFILE = PAPER
+honest = versus_rows
+
+
+def ratio_ignored(rows: list[Row]) -> None:
+    """CATS ignores its ratio and skips less than SATS"""
+    changed("window", "counted_sparsity", lambda s: s - 0.1, "cats50")(rows)
+
+
+def sats_is_worse(rows: list[Row]) -> None:
+    """The threshold of SATS falls on the wrong activation"""
+    worse("sats50", 0.2)(rows)
+
+
+def sats_is_worse_at_30(rows: list[Row]) -> None:
+    """The same at 30%"""
+    worse("sats30", 0.2)(rows)
+
+
+FAULTS = (ratio_ignored, sats_is_worse, sats_is_worse_at_30)
