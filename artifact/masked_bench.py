@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from artifact import models, prepare, prepared_files, teacher, text
+from artifact import models, prepare, prepared_files, prompts, teacher, text
 from artifact.embedded import data_folder
 from artifact.errors import UserError
 from artifact.masked_plan import RANDOM, RANK, TARGETS, Arm, Sizes
@@ -57,12 +57,16 @@ class MaskedBench:
     def text_label(self) -> str:
         return f"evaluation: {self.evaluation_text.label}; calibration: {self.calibration_text.label}"
 
+    def sequences(self, tokens: torch.Tensor) -> list[torch.Tensor]:
+        """Cut tokens (n,) into the sequences that the model reads, each with the beginning that its tokenizer wants."""
+        return cut(self.tokenizer, tokens, self.sizes.sequence)
+
     @cached_property
     def scores(self) -> routing.Scores:
         """Routing scores of SATS at its operating point, from the corpus."""
         branch = self.calibration.mask("sats", ROUTED_SPARSITY)
         base, sparse = (self._losses(name, one) for name, one in (("base", None), ("sparse", branch)))
-        ids = torch.cat([piece[1:-1] for piece in self.corpus.split(self.sizes.sequence)])
+        ids = torch.cat([piece[1:-1] for piece in self.sequences(self.corpus)])
         return routing.scores(self.weights.shape.vocab, ids, base, sparse)
 
     def _losses(self, name: str, branch: GateMask | None) -> torch.Tensor:
@@ -72,7 +76,7 @@ class MaskedBench:
         file = self.folder / f"losses-{name}-{key}.safetensors"
         found = prepared_files.read(file)
         if found is None:
-            pieces = self.corpus.split(self.sizes.sequence)
+            pieces = self.sequences(self.corpus)
             parts = []
             for number, piece in enumerate(pieces):
                 self.say(number / len(pieces), f"routing corpus, {name} path, {number + 1} of {len(pieces)}")
@@ -97,6 +101,12 @@ class MaskedBench:
         used = torch.cat((self.calibration_tokens, self.corpus, self.held_out))
         for window in windows:
             require_disjoint(used, window)
+
+
+def cut(tokenizer: PreTrainedTokenizerBase, tokens: torch.Tensor, sequence: int) -> list[torch.Tensor]:
+    """Return sequences of at most `sequence` tokens, a beginning-of-sequence token ahead where one is wanted."""
+    start = torch.tensor(prompts.beginning(tokenizer), dtype=tokens.dtype)
+    return [torch.cat((start, piece)) for piece in tokens.split(sequence - len(start))]
 
 
 def adapter_place(name: str) -> Path:
@@ -127,7 +137,7 @@ def open_bench(
     weights = models.load(model, device, getattr(torch, dtype))
     tokenizer = models.load_tokenizer(model)
     calibration_text, evaluation_text = text.load(text_file, "calibration"), text.load(text_file, "evaluation")
-    ids = torch.tensor(tokenizer(calibration_text.text, add_special_tokens=False)["input_ids"])
+    ids = torch.tensor(tokenizer(calibration_text.text, add_special_tokens=False).input_ids)
     needed = sizes.calibration + sizes.corpus + LEAST_HELD_OUT
     if ids.shape[0] < needed:
         raise UserError(
@@ -135,7 +145,8 @@ def open_bench(
         )
     folder = prepare.folder_of(weights, calibration_text, evaluation_text)
     first, corpus, held_out = ids.tensor_split((sizes.calibration, sizes.calibration + sizes.corpus))
-    calibration = _calibration(folder, weights, first, calibration_text, sizes, say)
+    pieces = cut(tokenizer, first, sizes.sequence)
+    calibration = _calibration(folder, weights, pieces, calibration_text, sizes, say)
     return MaskedBench(
         weights=weights,
         tokenizer=tokenizer,
@@ -152,7 +163,7 @@ def open_bench(
 
 
 def _calibration(
-    folder: Path, weights: Weights, tokens: torch.Tensor, source: Text, sizes: Sizes, say: Say
+    folder: Path, weights: Weights, pieces: list[torch.Tensor], source: Text, sizes: Sizes, say: Say
 ) -> GateCalibration:
     """The calibration of these sizes: read where an earlier process left it, made and left where not."""
     here = Path(__file__).resolve().parent / "projection"
@@ -162,7 +173,7 @@ def _calibration(
     file = folder / f"gate-{digest.hexdigest()[:16]}.safetensors"
     if file.exists():
         return gate_calibration.load(file, weights)
-    say(0.0, f"calibrating the gate on {tokens.shape[0]:,} tokens")
-    made = gate_calibration.calibrate(weights, tokens, source.sha256, TARGETS, sizes.sequence, sizes.rows)
+    say(0.0, f"calibrating the gate on {sizes.calibration:,} tokens")
+    made = gate_calibration.calibrate(weights, pieces, source.sha256, TARGETS, sizes.rows)
     made.save(file)
     return made

@@ -146,13 +146,9 @@ def recounted(params: Row) -> Iterator[Row]:
     masks = [bench.calibration.mask("sats", target) for target in targets]
     rows = bench.calibration.origin.rows
     yield {"progress": 0.4, "doing": "counting again on calibration and held-out text"}
-    own = recount(bench.weights, bench.calibration_tokens.split(bench.sizes.sequence), masks, rows)
-    other = recount(
-        bench.weights,
-        bench.held_out[: min(LEAST_HELD_OUT, bench.sizes.calibration // 2)].split(bench.sizes.sequence),
-        masks,
-        rows,
-    )
+    own = recount(bench.weights, bench.sequences(bench.calibration_tokens), masks, rows)
+    held_out = bench.held_out[: min(LEAST_HELD_OUT, bench.sizes.calibration // 2)]
+    other = recount(bench.weights, bench.sequences(held_out), masks, rows)
     for index, target in enumerate(targets):
         yield {
             "kind": "recount",

@@ -13,7 +13,15 @@ from typing import Any
 import torch
 
 from artifact import masked_bench, prepare, quality
-from artifact.cells import EXTRA_STEPS, KEEP_TOLERANCE, WARMUP_STEPS, is_name
+from artifact.cells import (
+    EXTRA_STEPS,
+    KEEP_TOLERANCE,
+    PROFILE_STEPS,
+    WARMUP_STEPS,
+    check_bandwidth,
+    is_name,
+    last_level_bytes,
+)
 from artifact.decoder import Decoder
 from artifact.masked_cells import opened
 from artifact.masked_plan import Arm, Sizes, arm_of
@@ -30,7 +38,6 @@ from artifact.timing import interleave, profile_ops
 from kernels.bandwidth import read_bandwidth
 
 Row = dict[str, Any]
-PROFILED_STEPS = 3
 SHARE_TOLERANCE = 0.05  # of projection bytes: some tens of tokens route some points off their target
 SYNTHETIC_TOKENS = 512
 SYNTHETIC_DTYPE = "bfloat16"  # the paper's half precision; float32 weights have no Triton path
@@ -41,7 +48,7 @@ def timing_cell(
 ) -> Cell:
     """A process that times every arm at one context; model: another than the profile's, such as a known shape."""
     params = profile_params(run.profile) | {"sizes": sizes.record(), "arms": [arm.record() for arm in arms]}
-    params |= {"context": context, "steps": steps}
+    params |= {"context": context, "steps": steps, "order_seed": block}
     params |= {"model": model, "dtype": SYNTHETIC_DTYPE} if model else {}
     return Cell(claim, f"timing-{model or 'model'}-{block}", "artifact.masked_timing:timed", params, block, 3600.0)
 
@@ -63,30 +70,31 @@ def timed(params: Row) -> Iterator[Row]:
     if weights.device.type == "cuda":
         for decoder in decoders.values():
             decoder.capture()
-    samples = interleave(decoders, steps, WARMUP_STEPS)
+    samples = interleave(decoders, steps, WARMUP_STEPS, int(params["order_seed"]))
     bandwidth = before.best(read_bandwidth(weights.device))
+    counts = {arm.label: counted(arm, decoders[arm.label], steps) for arm in arms}
     for arm in arms:
         decoder = decoders[arm.label]
-        row = counted(arm, decoder, steps)
-        yield (
-            row
-            | arm.record()
-            | {
-                "kind": "timing",
-                "label": arm.label,
-                "ms": samples[arm.label],
-                "context": context,
-                "steps": steps,
-                "gate_error": errors[arm.label],
-                "read_gbps": bandwidth.median_gbps,
-                "ops_ms": profile_ops(decoder, PROFILED_STEPS),
-                "model": weights.shape.name,
-                "identity": weights.identity,
-                "dtype": str(weights.dtype).removeprefix("torch."),
-                "threads": torch.get_num_threads(),
-                "text": label,
-            }
-        )
+        row: Row = {
+            "kind": "timing",
+            "label": arm.label,
+            "mode": arm.label,
+            "ms": samples[arm.label],
+            "context": context,
+            "steps": steps,
+            "gate_error": errors[arm.label],
+            "read_gbps": bandwidth.median_gbps,
+            "ops_ms": profile_ops(decoder, PROFILE_STEPS),
+            "llc_bytes": last_level_bytes(weights.device),
+            "model": weights.shape.name,
+            "identity": weights.identity,
+            "dtype": str(weights.dtype).removeprefix("torch."),
+            "threads": torch.get_num_threads(),
+            "text": label,
+        }
+        row |= counts[arm.label]
+        check_bandwidth(row, bandwidth)
+        yield row | arm.record()
 
 
 def counted(arm: Arm, decoder: Decoder, steps: int) -> Row:
@@ -104,6 +112,8 @@ def counted(arm: Arm, decoder: Decoder, steps: int) -> Row:
         "counted_r_p": found.r_p,
         "masked_share": share,
         "projection_bytes": found.projection_bytes,
+        "kv_bytes": found.kv_bytes,
+        "head_bytes": found.head_bytes,
         "step_bytes": found.step_bytes,
     }
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -26,7 +27,7 @@ METHODS = ("cats", "sats", "sats-inner")
 @dataclass(frozen=True)
 class Origin:
     """What a calibration came from: identity of the model, hash of its text, hash and number of tokens; positions whose
-    errors were averaged, sequence length, epsilon of equation 6, target sparsities around which candidates are dense.
+    errors were averaged, longest sequence, epsilon of equation 6, target sparsities around which candidates are dense.
     """
 
     model: str
@@ -104,15 +105,14 @@ def load(file: Path, weights: Weights) -> GateCalibration:
 
 def calibrate(
     weights: Weights,
-    tokens: torch.Tensor,
+    sequences: Sequence[torch.Tensor],
     text_sha256: str,
     targets: tuple[float, ...],
-    sequence: int,
     rows: int = gate_stats.SAMPLE_ROWS,
     epsilon: float = sats.EPSILON,
 ) -> GateCalibration:
-    """Calibrate on tokens (n,), cut into sequences that are prefilled one by one."""
-    statistics = gate_stats.collect(weights, tokens.split(sequence), rows)
+    """Calibrate on token sequences (n,), prefilled one by one."""
+    statistics = gate_stats.collect(weights, sequences, rows)
     curves = sats.curves(weights, statistics, targets, epsilon)
     quantiles = torch.stack([gate_stats.quantile_table(gate) for gate in statistics.gates])
     origin = Origin(
@@ -121,7 +121,7 @@ def calibrate(
         tokens_hash=statistics.tokens_hash,
         tokens=statistics.tokens,
         rows=int(statistics.inputs.shape[1]),
-        sequence=sequence,
+        sequence=max(int(tokens.shape[0]) for tokens in sequences),
         epsilon=epsilon,
         targets=targets,
     )
