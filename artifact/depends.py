@@ -20,6 +20,7 @@ MEASURING = (
     "artifact/kv/*.py",
     "claims/_*.py",
     "kernels/**/*.py",
+    "kernels/**/*.cu",
 )
 _VIEWS = ("campaign", "ray_executor", "claim", "cli", "console", "depends", "errors", "portable", "predict")
 _RECORDS = ("records", "results_check", "samples", "stats", "system", "verify")

@@ -1,5 +1,5 @@
 """Thresholded matrix-vector product in Triton: a program owns a few columns, selects for itself and keeps six blocks
-in flight.
+in flight. GPUs of compute capability 9.0 and later run `sparse_rows.py` where its shapes allow.
 
 Program t owns a column tile and walks over the input channels: no partial sums in memory, no atomics, no zeroing, no
 launch for the selection. It either masks the rows it skips, or first lists the kept channels with their inputs
@@ -11,7 +11,6 @@ with 128 programs. Tiles never straddle a segment.
 # mypy: disallow-untyped-defs=False
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,7 +19,9 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels.cuda import sparse_rows
 from kernels.cuda.common import (
+    column_tiles,
     inverse_rms,
     launcher,
     multiprocessors,
@@ -246,24 +247,18 @@ def thresholded(
             tl.store(kept + segment + 1, tl.sum(chosen_up, axis=0))
 
 
-def _tiles(segments: tuple[int, ...], width: int) -> list[tuple[int, int, int, int]]:
-    """Return (first column, end, segment, 1 for the tile that counts its segment) of every tile."""
-    return [
-        (start, min(start + width, high), s, int(start == low))
-        for s, (low, high) in enumerate(itertools.pairwise(segments))
-        for start in range(low, high, width)
-    ]
-
-
 def bind_thresholded(
     x: torch.Tensor, w_in: torch.Tensor, y: torch.Tensor, select: Selection, bias: torch.Tensor | None,
     norm: Norm | None, accumulate: bool, paired: bool, chosen: Config | None = None,
 ) -> Callable[[], object]:  # fmt: skip
     """Bind the shared kernel of sparse_gemv (paired False) and sparse gate_up (paired True, segments (0, N, 2N))."""
     depth, outputs = w_in.shape[0], y.shape[0]
+    segments = (0, outputs) if paired else select.segments
+    if chosen is None and sparse_rows.takes(x, w_in, segments, norm, paired):
+        return sparse_rows.bind(x, w_in, y, select, bias, norm, accumulate, paired)
     parts = 2 if paired else 1
     c = chosen or config(depth, w_in.shape[1], multiprocessors(w_in))
-    tiles = _tiles((0, outputs) if paired else select.segments, c.columns // parts)
+    tiles = column_tiles(segments, c.columns // parts)
     edges = [tile[0] for tile in tiles] + [tile[1] for tile in tiles] + [outputs, w_in.shape[1]]
     constants = {
         "N": outputs, "K": depth, "STRIDE": w_in.shape[1], "COLUMNS": c.columns, "CHANNELS": c.channels,

@@ -1,0 +1,322 @@
+// Thresholded product of one token, z = x or its RMSNorm:
+//     y[n] (+)= sum over {i : not |z[i]| <= t} of z[i] w[i, n] (+ bias[n])
+// PARTS = 2: y = silu(part 0) * part 1, part p in columns N p + n with a threshold of its own.
+//
+// A cluster of CLUSTER blocks owns a tile of columns and shares its kept rows; every warp streams its own rows through
+// shared memory by asynchronous copies that no other thread waits for. Partial sums meet in the block that owns a
+// column and are added in the order of blocks and warps: the same bits every time.
+//
+// Macros: K, SLICE (channels a block scans: K, or 1 / CLUSTER of them), PARTS, NORMED, ACCUMULATE, BIASED, BF16,
+// COLUMNS, CLUSTER, WARPS, DEPTH (stages), ROWS (of a warp's rows per stage).
+constexpr int THREADS = 32 * WARPS;
+constexpr int QUADS = (SLICE / 4 + THREADS - 1) / THREADS;   // groups of four channels that a thread decides over
+constexpr int WORDS = 4 * QUADS * WARPS;                     // of 32 decisions
+constexpr int LANES = COLUMNS >= 256 ? 32 : COLUMNS / 8;     // lanes that share a row
+constexpr int SUB = 32 / LANES;                              // rows that a warp reads at once
+constexpr int VECTORS = COLUMNS >= 256 ? COLUMNS / 256 : 1;  // 16-byte pieces of a row per lane
+constexpr int TEAM = WARPS / PARTS;                          // warps of a part
+constexpr bool DEALT = SLICE == K && CLUSTER > 1;            // every block scans all channels and takes its share
+constexpr int LONGEST = DEALT ? (K + CLUSTER - 1) / CLUSTER : SLICE;
+constexpr int ROW_BYTES = COLUMNS * 2;
+constexpr int STAGE_BYTES = ROWS * SUB * ROW_BYTES;
+constexpr int RING_BYTES = DEPTH * STAGE_BYTES;
+constexpr int SHARE = (COLUMNS + CLUSTER - 1) / CLUSTER;     // columns that a block writes
+static_assert(RING_BYTES >= COLUMNS * 4, "the ring is too short for the sums of a warp");
+static_assert(!DEALT || WARPS * RING_BYTES >= 16 * QUADS * THREADS, "the ring is too short for the inputs");
+static_assert(SHARE <= THREADS && K % 4 == 0 && SLICE % 4 == 0 && WARPS % PARTS == 0, "shapes");
+
+struct Entry {
+    float z;
+    int channel;
+};
+
+// Four channels by their place in what this block scans: all, or pairs of quads (a sector of x) dealt to the blocks in
+// turn, so that rows read at one time are neighbours in memory.
+__device__ __forceinline__ int quad_of(int place, int rank) {
+    return SLICE == K ? place : (place / 2 * CLUSTER + rank) * 2 + place % 2;
+}
+
+__device__ __forceinline__ unsigned shared_address(const void* p) {
+    return static_cast<unsigned>(__cvta_generic_to_shared(p));
+}
+
+__device__ __forceinline__ void widen(unsigned pair, float& low, float& high) {
+#if BF16
+    low = __uint_as_float(pair << 16);
+    high = __uint_as_float(pair & 0xffff0000u);
+#else
+    asm("{.reg .b16 l, h; mov.b32 {l, h}, %2; cvt.f32.f16 %0, l; cvt.f32.f16 %1, h;}"
+        : "=f"(low), "=f"(high) : "r"(pair));
+#endif
+}
+
+// Write to the same variable of another block of the cluster.
+__device__ __forceinline__ void push(void* here, int rank, unsigned value) {
+#if CLUSTER > 1
+    unsigned there;
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(shared_address(here)), "r"(rank));
+    asm volatile("st.shared::cluster.u32 [%0], %1;" ::"r"(there), "r"(value) : "memory");
+#else
+    *static_cast<unsigned*>(here) = value;
+#endif
+}
+
+__device__ __forceinline__ void cluster_arrive() {
+#if CLUSTER > 1
+    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+#endif
+}
+
+__device__ __forceinline__ void cluster_wait() {
+#if CLUSTER > 1
+    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+#else
+    __syncthreads();
+#endif
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+thresholded(const float* x, const float* gain, const char* w, const float* bias, float* y, const float* thresholds,
+            int* kept, const int4* tiles, float eps, long long stride_bytes, long long part_bytes) {
+    extern __shared__ __align__(128) char memory[];
+    __shared__ float received[PARTS][CLUSTER][SHARE];
+    __shared__ int taken[CLUSTER][PARTS];
+    char* ring = memory;
+    Entry* list = reinterpret_cast<Entry*>(memory + WARPS * RING_BYTES);
+    const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32, part = warp / TEAM;
+    const int rank = CLUSTER > 1 ? blockIdx.x % CLUSTER : 0;
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+    cluster_arrive();  // waited for before the first write to another block: by then all have long started
+
+    const int4 tile = tiles[blockIdx.x / CLUSTER];
+    const int start = tile.x, end = tile.y;
+    float limit[PARTS];
+#pragma unroll
+    for (int p = 0; p < PARTS; p++) limit[p] = thresholds[tile.z + p];
+    bool real[QUADS];
+    float value[QUADS][4];
+#if NORMED
+    float gains[QUADS][4];
+#endif
+#pragma unroll
+    for (int j = 0; j < QUADS; j++) {
+        const int place = j * THREADS + thread, quad = quad_of(place, rank);
+        real[j] = place < SLICE / 4 && quad < K / 4;
+#if NORMED
+        const float4 four = real[j] ? reinterpret_cast<const float4*>(gain)[quad] : float4{};
+        gains[j][0] = four.x, gains[j][1] = four.y, gains[j][2] = four.z, gains[j][3] = four.w;
+#endif
+    }
+    const int column_out = start + rank * SHARE + thread;
+    const bool writes = thread < SHARE && rank * SHARE + thread < COLUMNS && column_out < end;
+    float offset = 0.0f;
+#if BIASED
+    if (writes) offset = bias[column_out];
+#endif
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+
+#pragma unroll
+    for (int j = 0; j < QUADS; j++) {
+        const int quad = quad_of(j * THREADS + thread, rank);
+        const float4 four = real[j] ? __ldcg(reinterpret_cast<const float4*>(x) + quad) : float4{};
+        value[j][0] = four.x, value[j][1] = four.y, value[j][2] = four.z, value[j][3] = four.w;
+    }
+#if ACCUMULATE
+    if (writes) offset += __ldcg(y + column_out);
+#endif
+#if NORMED
+    __shared__ float sums[WARPS];
+    float square = 0.0f;
+#pragma unroll
+    for (int j = 0; j < QUADS; j++)
+#pragma unroll
+        for (int k = 0; k < 4; k++) square += value[j][k] * value[j][k];
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) square += __shfl_xor_sync(~0u, square, step);
+    if (lane == 0) sums[warp] = square;
+    __syncthreads();
+    float total = 0.0f;
+#pragma unroll
+    for (int i = 0; i < WARPS; i++) total += sums[i];
+    const float scale = 1.0f / sqrtf(total / K + eps);
+#pragma unroll
+    for (int j = 0; j < QUADS; j++)
+#pragma unroll
+        for (int k = 0; k < 4; k++) value[j][k] *= gains[j][k] * scale;
+#endif
+
+    // Decide: word (4 j + k) WARPS + warp holds the decisions of a warp over component k of its quads j.
+    __shared__ unsigned bits[PARTS][WORDS];
+    __shared__ int before[PARTS][WORDS + 1];
+#pragma unroll
+    for (int j = 0; j < QUADS; j++)
+#pragma unroll
+        for (int k = 0; k < 4; k++)
+#pragma unroll
+            for (int p = 0; p < PARTS; p++) {
+                const unsigned chosen = __ballot_sync(~0u, real[j] && !(fabsf(value[j][k]) <= limit[p]));
+                if (lane == 0) bits[p][(4 * j + k) * WARPS + warp] = chosen;
+            }
+    float4* inputs = reinterpret_cast<float4*>(ring);
+    if (DEALT)
+#pragma unroll
+        for (int j = 0; j < QUADS; j++)
+            inputs[j * THREADS + thread] = float4{value[j][0], value[j][1], value[j][2], value[j][3]};
+    __syncthreads();
+    if (warp < PARTS) {
+        constexpr int SPAN = (WORDS + 31) / 32;
+        int sum = 0;
+#pragma unroll
+        for (int i = 0; i < SPAN; i++) sum += lane * SPAN + i < WORDS ? __popc(bits[warp][lane * SPAN + i]) : 0;
+        int upto = sum;
+#pragma unroll
+        for (int step = 1; step < 32; step *= 2) {
+            const int other = __shfl_up_sync(~0u, upto, step);
+            upto += lane >= step ? other : 0;
+        }
+        int at = upto - sum;
+#pragma unroll
+        for (int i = 0; i < SPAN; i++)
+            if (lane * SPAN + i < WORDS) {
+                before[warp][lane * SPAN + i] = at;
+                at += __popc(bits[warp][lane * SPAN + i]);
+            }
+        if (lane == 31) before[warp][WORDS] = upto;
+    }
+    __syncthreads();
+    const int all = before[part][WORDS];
+    const int own = DEALT ? (all - rank + CLUSTER - 1) / CLUSTER : all;
+    if (DEALT) {
+        // Deal in turn: thread i looks up the channel whose place among all kept ones is rank + CLUSTER i.
+        for (int i = thread % (32 * TEAM); i < own; i += 32 * TEAM) {
+            const int wanted = rank + CLUSTER * i;
+            int word = 0;
+#pragma unroll
+            for (int step = 4096; step > 0; step /= 2)
+                if (step < WORDS && word + step < WORDS && before[part][word + step] <= wanted) word += step;
+            unsigned left = bits[part][word];
+            int nth = wanted - before[part][word], bit = 0;
+#pragma unroll
+            for (int half = 16; half > 0; half /= 2) {
+                const int low = __popc(left & ((1u << half) - 1));
+                if (nth >= low) nth -= low, left >>= half, bit += half;
+            }
+            const int c = 4 * ((word / WARPS / 4 * WARPS + word % WARPS) * 32 + bit) + word / WARPS % 4;
+            list[part * LONGEST + i] = {reinterpret_cast<const float*>(inputs)[c], c};
+        }
+    } else {
+        const unsigned below = (1u << lane) - 1;
+#pragma unroll
+        for (int j = 0; j < QUADS; j++) {
+            const int c = 4 * quad_of(j * THREADS + thread, rank);
+#pragma unroll
+            for (int k = 0; k < 4; k++)
+#pragma unroll
+                for (int p = 0; p < PARTS; p++) {
+                    const unsigned chosen = bits[p][(4 * j + k) * WARPS + warp];
+                    const int at = before[p][(4 * j + k) * WARPS + warp] + __popc(chosen & below);
+                    if (chosen >> lane & 1) list[p * LONGEST + at] = {value[j][k], c + k};
+                }
+        }
+    }
+    if (thread < PARTS) taken[rank][thread] = before[thread][WORDS];
+    __syncthreads();
+
+    // Stream: this lane's rows are row, row + PACE, ... of the list.
+    constexpr int PACE = TEAM * SUB;
+    const int sub = lane / LANES, row = warp % TEAM * SUB + sub, column = lane % LANES * 8;
+    const char* source = w + static_cast<long long>(start) * 2 + part * part_bytes + column * 2;
+    char* slots = ring + warp * RING_BYTES + sub * ROW_BYTES + column * 2;
+    const Entry* entries = list + part * LONGEST;
+    const int rounds = (own + PACE - 1) / PACE;  // the same for all lanes of a warp
+    float acc[VECTORS][8];
+#pragma unroll
+    for (int v = 0; v < VECTORS; v++)
+#pragma unroll
+        for (int i = 0; i < 8; i++) acc[v][i] = 0.0f;
+    auto ask = [&](int stage, int round) {
+#pragma unroll
+        for (int u = 0; u < ROWS; u++) {
+            const int r = row + (round + u) * PACE;
+            if (r < own) {
+                const char* from = source + entries[r].channel * stride_bytes;
+                const unsigned to = shared_address(slots + stage * STAGE_BYTES + u * SUB * ROW_BYTES);
+#pragma unroll
+                for (int v = 0; v < VECTORS; v++)
+                    if (start + column + v * 256 < end)
+                        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;"
+                                     ::"r"(to + v * 512), "l"(from + v * 512) : "memory");
+            }
+        }
+        asm volatile("cp.async.commit_group;" ::: "memory");
+    };
+#pragma unroll
+    for (int d = 0; d < DEPTH; d++) ask(d, d * ROWS);
+    for (int round = 0, stage = 0; round < rounds; round += ROWS, stage = stage + 1 == DEPTH ? 0 : stage + 1) {
+        asm volatile("cp.async.wait_group %0;" ::"n"(DEPTH - 1) : "memory");
+#pragma unroll
+        for (int u = 0; u < ROWS; u++) {
+            const int r = row + (round + u) * PACE;
+            if (r < own) {
+                const float z = entries[r].z;
+                const char* at = slots + stage * STAGE_BYTES + u * SUB * ROW_BYTES;
+#pragma unroll
+                for (int v = 0; v < VECTORS; v++) {
+                    const uint4 q = *reinterpret_cast<const uint4*>(at + v * 512);
+                    const unsigned pairs[4] = {q.x, q.y, q.z, q.w};
+#pragma unroll
+                    for (int i = 0; i < 4; i++) {
+                        float low, high;
+                        widen(pairs[i], low, high);
+                        acc[v][2 * i] = fmaf(z, low, acc[v][2 * i]);
+                        acc[v][2 * i + 1] = fmaf(z, high, acc[v][2 * i + 1]);
+                    }
+                }
+            }
+        }
+        ask(stage, round + DEPTH * ROWS);
+    }
+    __syncwarp();
+
+    // The sums of a warp go over its own part of the ring, where nothing is in flight any more.
+    float* held = reinterpret_cast<float*>(ring + warp * RING_BYTES) + column;
+#pragma unroll
+    for (int v = 0; v < VECTORS; v++)
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+#pragma unroll
+            for (int step = LANES; step < 32; step *= 2) acc[v][i] += __shfl_xor_sync(~0u, acc[v][i], step);
+            if (sub == 0) held[v * 256 + i] = acc[v][i];
+        }
+    __syncthreads();
+    cluster_wait();
+    for (int t = thread; t < PARTS * COLUMNS; t += THREADS) {
+        const int p = t / COLUMNS, n = t % COLUMNS;
+        float sum = 0.0f;
+#pragma unroll
+        for (int i = 0; i < TEAM; i++) sum += reinterpret_cast<const float*>(ring + (p * TEAM + i) * RING_BYTES)[n];
+        push(&received[p][rank][n % SHARE], n / SHARE, __float_as_uint(sum));
+    }
+    if (!DEALT && CLUSTER > 1 && tile.w && thread < PARTS) push(&taken[rank][thread], 0, taken[rank][thread]);
+    cluster_arrive();
+    cluster_wait();
+    if (writes) {
+        float result[PARTS];
+#pragma unroll
+        for (int p = 0; p < PARTS; p++) {
+            result[p] = 0.0f;
+#pragma unroll
+            for (int i = 0; i < CLUSTER; i++) result[p] += received[p][i][thread];
+        }
+        float out = result[0];
+#if PARTS == 2
+        out = out / (1.0f + __expf(-out)) * result[1];
+#endif
+        y[column_out] = out + offset;
+    }
+    if (tile.w && rank == 0 && thread < PARTS) {
+        int count = 0;
+        for (int i = 0; i < (DEALT ? 1 : CLUSTER); i++) count += taken[i][thread];
+        kept[tile.z + thread] = count;
+    }
+}
