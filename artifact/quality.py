@@ -39,6 +39,9 @@ STEPWISE_TOLERANCE_NATS = 0.01
 # Mean over the compared tokens where projections are thresholded: a channel within rounding of its threshold falls on
 # either side, and through all layers and the cache that moves single tokens by up to 0.05 nats.
 THRESHOLDED_TOLERANCE_NATS = 0.05
+# Half-precision attention rounds by 1e-3 where float32 rounds by 1e-6, so logits move more and more channels cross
+# their thresholds (SmolLM2 in float16: 0.10 nats at 70% keep with 30% of the cache).
+HALF_FACTOR = 4.0
 BOOTSTRAP_DRAWS = 4000
 
 
@@ -175,6 +178,7 @@ def check_stepwise(
     thresholded = configuration.r_p < 1
     found = sum(differences) / steps if thresholded else max(differences)
     tolerance = THRESHOLDED_TOLERANCE_NATS if thresholded else STEPWISE_TOLERANCE_NATS
+    tolerance *= 1.0 if weights.dtype == torch.float32 else HALF_FACTOR
     if not found <= tolerance:
         raise RuntimeError(
             f"{configuration.label}: scoring in one pass differs from decode steps by {found:.2e} nats "

@@ -87,10 +87,10 @@ def test_no_shape_is_left_without_a_configuration(
 
 def test_a_step_captured_at_a_short_context_equals_an_eager_one_at_a_long_context(prepared: Prepared) -> None:
     """Lengths, positions and tokens that were baked in at the capture would give the short context's logits."""
-    eager = Decoder(prepared.weights, prepared.cache.share(LONG), prepared.tokens)
-    eager.step()
     replayed = Decoder(prepared.weights, prepared.cache.share(SHORT), prepared.tokens)
     replayed.step()
+    eager = Decoder(prepared.weights, prepared.cache.share(LONG), prepared.tokens)  # sees what the first one appended
+    eager.step()
     if prepared.weights.device.type == "cuda":
         replayed.capture()
     short = replayed.logits.clone()
