@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from artifact import teacher
+from artifact.account import Scope, Setting, projection_bytes, projection_saving
 from artifact.decoder import Decoder
 from artifact.errors import UserError
 from artifact.models import Weights
@@ -92,6 +93,10 @@ def test_counted_bytes_are_those_of_the_rows(tiny: Tiny) -> None:
     rows = float(kept.sum()) / STEPS
     expected = 4 * (shape.layers * (attention + shape.hidden * shape.intermediate) + 2 * rows * shape.hidden)
     assert decoder.counted().projection_bytes == pytest.approx(expected)
+    share = rows / (shape.layers * shape.intermediate)
+    setting = Setting(r_p=share, weight_bits=32, scope=Scope.FFN_GATED)
+    account = projection_bytes(shape, setting) - projection_saving(shape, setting)
+    assert decoder.counted().projection_bytes == pytest.approx(account)
     everything = decoder_of(loaded.weights, ids, GateMask(torch.full((3,), -1.0)))
     decoded(everything)
     assert everything.counted().r_p == pytest.approx(1.0)

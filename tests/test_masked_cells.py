@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -12,11 +13,13 @@ import pytest
 import torch
 
 from artifact import finetune_cells, masked_bench, masked_cells, masked_timing, models
+from artifact.cli import main
 from artifact.errors import UserError
 from artifact.finetune import Recipe
 from artifact.masked_bench import MaskedBench, open_bench
 from artifact.masked_plan import Arm, Sizes, arm_of, sizes_of
 from artifact.projection import gate_calibration, gate_stats
+from artifact.projection.lora import load_adapter
 from artifact.projection.masked import GateMask
 from artifact.quality import Protocol
 from artifact.shapes import Shape
@@ -229,3 +232,18 @@ def test_an_adapter_is_trained_once_and_found_afterwards(tiny: Tiny, text: str) 
     arms = [Arm("sats", 0.5).record(), Arm("sats", 0.5, adapter=first["adapter"]).record()]
     scored = rows_of(masked_cells.scored, params(tiny, text, arms=arms))
     assert scored[0]["nll"] != scored[1]["nll"]
+
+
+def test_the_verb_trains_and_says_where_the_adapter_lies(
+    tiny: Tiny, text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "mine"
+    words = ["finetune", "--model", str(tiny("llama").path), "--text", text, "--method", "cats", "--rank", "2"]
+    code = main([*words, "--steps", "3", "--sequence", "16", "--out", str(out), "--quick"])
+    printed = capsys.readouterr()
+    assert code == 0, printed.err
+    found = json.loads(printed.out.splitlines()[-1])
+    assert found["steps"] == 3 and found["tokens"] == 3 * 2 * 16 and found["out"] == str(out)
+    assert load_adapter(out).rank == 2
+    assert main([*words, "--learning-rate", "0"]) == 2
+    assert "learning rate is 0" in capsys.readouterr().err
