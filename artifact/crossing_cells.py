@@ -27,6 +27,9 @@ from artifact.stats import Verdict
 
 TASK = "artifact.cells:decode"
 SPREAD = (0.7, 1.3)  # of the expected crossing; two contexts fix a line
+# Half the distance of the two contexts is at least this share of n*, twice the largest difference from the prediction
+# that a crossing claim accepts: where costs leave a crossing short of its n*, 30% of it would not reach that far.
+REACH = 0.11
 PILOT_STEPS = 8
 MIDDLE = 0.65  # of the longest context
 SHORTEST_TOKENS = 1024
@@ -137,17 +140,20 @@ def crossing_contexts(pilot: list[Row], plan: Plan, shape: Shape, longest: int) 
 
     Pairs after the first have neighbouring crossings, and with contexts in common they share rows.
     """
-    centres = []
+    centres, stars = [], []
     for r_p, r_kv in plan.pairs:
         star = _n_star(shape, r_p, r_kv, pilot[0])
         predicted = predict(pilot, r_p, r_kv, star).tokens
-        centres.append(predicted if math.isfinite(predicted) else star)
-    common = sum(centres[1:]) / max(1, len(centres) - 1)
+        centres.append(max(predicted, GRID_TOKENS) if math.isfinite(predicted) else star)
+        stars.append(star)
     low, high = SHORTEST_TOKENS + GRID_TOKENS, longest - GRID_TOKENS
-    return {
-        pair: around(common if index else centres[0], SPREAD, GRID_TOKENS, low, high)
-        for index, pair in enumerate(plan.pairs)
-    }
+    found = {}
+    for index, pair in enumerate(plan.pairs):
+        several = slice(1, None) if index else slice(0, 1)
+        centre, star = (sum(values[several]) / len(values[several]) for values in (centres, stars))
+        reach = max(SPREAD[1] - 1.0, REACH * star / centre)
+        found[pair] = around(centre, (1.0 - reach, 1.0 + reach), GRID_TOKENS, low, high)
+    return found
 
 
 def crossing_group(plan: Plan, contexts: dict[tuple[float, float], list[int]]) -> list[Row]:

@@ -10,7 +10,7 @@ import pytest
 from artifact import crossing
 from artifact.account import K_TOKENS, Setting, n_star
 from artifact.claim import Finding
-from artifact.crossing_cells import Plan, crossing_group, sweep_group
+from artifact.crossing_cells import SHORTEST_TOKENS, Plan, crossing_contexts, crossing_group, sweep_group
 from artifact.levels import with_levels
 from artifact.stats import Verdict
 from claims import crossover
@@ -51,6 +51,18 @@ def test_prediction_and_crossing_equal_the_closed_form_without_noise() -> None:
         assert found.cost_p_ms == pytest.approx(1.5) and found.cost_kv_ms == pytest.approx(0.3)
         around = with_levels([row for row in rows if row["part"] == "crossing"])
         assert crossing.locate(around, r_p, r_kv) == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize("cost_ms", [0.3, 1.5, 2.5, 3.5])
+def test_contexts_reach_past_the_region_however_far_costs_push_the_crossing(cost_ms: float) -> None:
+    rows = with_levels([row for row in rows_of(machine(cost_ms, 0.3), blocks=1, noise=0.0) if row["part"] == "sweep"])
+    contexts = crossing_contexts(rows, Plan(crossover.NAME, crossover.PAIRS, 10), SHAPE, 8192)
+    for pair, found in contexts.items():
+        star = n_star(SHAPE, Setting(*pair, weight_bits=32, kv_bits=32))
+        expected, region = crossing.predict(rows, *pair, star).tokens, crossover.REGION_SHARE * star
+        assert found[-1] - found[0] >= 2 * region
+        if expected - region > SHORTEST_TOKENS + 256:
+            assert found[0] <= expected - region + 256 and expected + region - 256 <= found[-1]
 
 
 def test_the_region_is_a_share_of_the_models_own_crossover() -> None:
