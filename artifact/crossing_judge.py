@@ -89,9 +89,22 @@ class Judgement:
         }
         lost = sum(not math.isfinite(value) for value in measured)
         notes = [f"{lost} of {len(measured)} blocks did not bracket the crossing"] if lost else []
-        note = "; ".join([*notes, *filter(None, [self._first().get("note")])])
+        outside = self._outside(float(np.mean([p.tokens for p in predictions]))) if lost == len(measured) else ""
+        note = "; ".join([*notes, *filter(None, [outside, self._first().get("note")])])
         interval = block_interval(differences, unit="tokens")
         return find(replace(predicate, region=region), interval, self.profile, note, extra)
+
+    def _outside(self, predicted: float) -> str:
+        """Say that a crossing is predicted where no context was swept: past the model's window, or under the costs."""
+        contexts = [int(row["context"]) for rows in self.sweeps.values() for row in rows]
+        if predicted > max(contexts):
+            window = self.shape().window
+            return (
+                f"it is predicted at {predicted:,.0f} tokens, past {max(contexts):,} (the model's window: {window:,})"
+            )
+        if predicted < min(contexts):
+            return f"it is predicted at {predicted:,.0f} tokens, below the shortest context of {min(contexts):,}"
+        return ""
 
     def order(self, predicate: Predicate, pairs: Sequence[tuple[float, float]]) -> Finding:
         """Smallest distance between neighbours, in the order of their byte crossovers."""

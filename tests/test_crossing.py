@@ -53,6 +53,15 @@ def test_prediction_and_crossing_equal_the_closed_form_without_noise() -> None:
         assert crossing.locate(around, r_p, r_kv) == pytest.approx(expected, rel=1e-9)
 
 
+@pytest.mark.parametrize(
+    ("costs", "said"),
+    [((1.5, 9.0), "past 7,936 (the model's window: 8,192)"), ((12.0, 0.3), "below the shortest context")],
+)
+def test_a_crossing_outside_the_window_is_said_to_be_there(costs: tuple[float, float], said: str) -> None:
+    finding = first(rows_of(machine(*costs)))
+    assert finding.verdict is Verdict.INCONCLUSIVE and said in finding.note
+
+
 @pytest.mark.parametrize("cost_ms", [0.3, 1.5, 2.5, 3.5])
 def test_contexts_reach_past_the_region_however_far_costs_push_the_crossing(cost_ms: float) -> None:
     rows = with_levels([row for row in rows_of(machine(cost_ms, 0.3), blocks=1, noise=0.0) if row["part"] == "sweep"])
