@@ -128,10 +128,11 @@ def measure(run: Run) -> None:
     if run.profile.name == "gpu":
         raise NotRun(kv_plan.NO_WEIGHTS)
     heads = run.measure([kv_plan.head_cell(run, NAME)])
-    adaptive = adaptive_heads(heads)
+    adaptive, wrong = adaptive_heads(heads), adaptive_heads(heads, -1)
     method = kv_plan.catekv(run)
     context = kv_plan.protocol(run).context_tokens
-    run.measure([kv_plan.window_cell(run, NAME, window_arms(adaptive, asdict(method), method.budget_tokens, context))])
+    arms = window_arms(adaptive, wrong, asdict(method), method.budget_tokens, context)
+    run.measure([kv_plan.window_cell(run, NAME, arms)])
     grid = QUICK_GRID if run.quick else GRID[run.profile.name]
     for number, (test, tokens, placements) in enumerate(grid):
         arms = answer_arms(adaptive, asdict(method), method.budget_tokens, tokens)
@@ -143,14 +144,15 @@ def measure(run: Run) -> None:
     run.measure([kv_plan.answer_cell(run, NAME, "tracking", arms, [], tracking)])
 
 
-def adaptive_heads(rows: list[dict[str, Any]]) -> torch.Tensor:
-    """Static head types by vote over the stored reference rows, (L, kv_heads)."""
+def adaptive_heads(rows: list[dict[str, Any]], sign: int = 1) -> torch.Tensor:
+    """Static head types by vote over the stored reference rows, (L, kv_heads); with sign -1 the wrong way round."""
     import torch
 
     from artifact.kv.catekv import identify
     from artifact.kv_plan import ADAPTIVE_SHARE
 
-    return identify(torch.tensor([row["variations"] for row in rows if row["kind"] == "heads"]), ADAPTIVE_SHARE)
+    variations = torch.tensor([row["variations"] for row in rows if row["kind"] == "heads"])
+    return identify(sign * variations, ADAPTIVE_SHARE)
 
 
 def kept_share(adaptive: torch.Tensor, budget: int, tokens: int) -> float:
@@ -171,7 +173,9 @@ def answer_arms(adaptive: torch.Tensor, method: dict[str, Any], budget: int, tok
     return [arm.record() for arm in arms]
 
 
-def window_arms(adaptive: torch.Tensor, method: dict[str, Any], budget: int, tokens: int) -> list[dict[str, Any]]:
+def window_arms(
+    adaptive: torch.Tensor, reverse: torch.Tensor, method: dict[str, Any], budget: int, tokens: int
+) -> list[dict[str, Any]]:
     """The arms of `answer_arms`, PyramidKV, wrong head types, and Quest with and without CateKV."""
     import torch
 
@@ -179,24 +183,13 @@ def window_arms(adaptive: torch.Tensor, method: dict[str, Any], budget: int, tok
 
     flat = adaptive.flatten().int().tolist()
     drawn = random.Random(0).sample(flat, len(flat))
-    wrong = {"random heads": torch.tensor(drawn).view_as(adaptive), "reversed heads": _reversed(adaptive)}
+    wrong = {"random heads": torch.tensor(drawn).view_as(adaptive), "reversed heads": reverse}
     keep = kept_share(adaptive, budget, tokens)
     quest = {"keep": 0.3, "page_tokens": 16}
     arms = [Arm("pyramidkv", "pyramidkv", keep), Arm("quest", "quest", 0.3)]
     arms += [Arm(name, "catekv", options={**method, "adaptive": types.int().tolist()}) for name, types in wrong.items()]
     arms.append(Arm("catekv+quest", "catekv", options={**method, "adaptive": adaptive.int().tolist(), "quest": quest}))
     return [*answer_arms(adaptive, method, budget, tokens), *(arm.record() for arm in arms)]
-
-
-def _reversed(adaptive: torch.Tensor) -> torch.Tensor:
-    """As many adaptive heads, none of which is one: the first of the others in order."""
-    import torch
-
-    flat = adaptive.flatten()
-    chosen = (~flat).nonzero()[: int(flat.sum()), 0]
-    wrong = torch.zeros_like(flat)
-    wrong[chosen] = True
-    return wrong.view_as(adaptive)
 
 
 def judge(rows: list[dict[str, Any]], profile: Profile) -> list[Finding]:
