@@ -13,9 +13,11 @@ import itertools
 
 import torch
 
-from artifact import embedded, models
+from artifact import embedded, kv_arms, models
 from artifact.cells import EXTRA_STEPS, build, member
-from artifact.prepare import prepare_synthetic
+from artifact.decoder import Decoder
+from artifact.kv_arms import Arm
+from artifact.prepare import Prepared, prepare_synthetic
 from artifact.shapes import Shape
 from kernels.bandwidth import read_bandwidth
 
@@ -27,12 +29,31 @@ def small(shape: Shape) -> Shape:
     return dataclasses.replace(shape, name="warm", layers=1, intermediate=256, vocab=256)
 
 
+def kv_methods(prepared: Prepared) -> None:
+    """Take a step from each kind of storage: ragged, paged, pruned."""
+    layers, kv_heads = prepared.cache.lengths.shape
+    arms = (
+        Arm(
+            "ragged",
+            "catekv",
+            options={"sinks": 4, "recent": 16, "critical": 44, "adaptive": [[1] * kv_heads] * layers},
+        ),
+        Arm("paged", "quest", 0.5),
+        Arm("pruned", "spark"),
+    )
+    for arm in arms:
+        cache = prepared.cache.fork(CONTEXT, CONTEXT + STEPS)
+        branch = kv_arms.bind(arm, cache, prepared.queries[CONTEXT], prepared.scale(), STEPS)
+        Decoder(prepared.weights, cache.released(), prepared.tokens, packed=branch).step()
+
+
 def main() -> None:
     """Convert and compile, or find both done."""
     shape = models.load(str(embedded.path())).shape
     prepared = prepare_synthetic(small(shape), "cpu", torch.float32, CONTEXT + STEPS + EXTRA_STEPS)
     for r_p, r_kv in itertools.product((1.0, 0.5), (1.0, 0.3)):
         build(prepared, member(CONTEXT, r_p, r_kv), STEPS).step()
+    kv_methods(prepared)
     read_bandwidth(torch.device("cpu"), bytes_read=1 << 20, repeats=1)
 
 
