@@ -16,14 +16,14 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import IO, Any
 
 from artifact import profiles
 from artifact.depends import ROOT
 from artifact.portable import portable
 from artifact.profiles import Profile
-from artifact.records import Cell, CellError, CellResult, Progress, Run
+from artifact.records import STAMPED, Cell, CellError, CellResult, Progress, Run
 from artifact.samples import CellId, Row
 
 STDERR_TAIL_CHARS = 4000
@@ -39,7 +39,8 @@ def measure(run: Run, cells: list[Cell]) -> list[Row]:
     missing = [i for i, cell in enumerate(cells) if not is_complete(run, cell)]
     if run.progress is not None and cells:
         run.progress.cells(cells[0].claim, *run.announce(identities, len(missing)))
-    failed = [result for result in run_cells(run, [cells[i] for i in missing]) if result.status == "error"]
+    left = [cells[i] for i in missing if not take_over(run, cells[i])]
+    failed = [result for result in run_cells(run, left) if result.status == "error"]
     if failed:
         others = f" (and {len(failed) - 1} more cells)" if len(failed) > 1 else ""
         raise CellError(f"{failed[0].error}{others}", usage=all(result.usage for result in failed))
@@ -65,6 +66,36 @@ def run_cells(run: Run, cells: list[Cell]) -> Iterator[CellResult]:
         yield run_cell(run, cell)
 
 
+def take_over(run: Run, cell: Cell) -> bool:
+    """Keep the samples of another claim's cell that measured exactly this with exactly this code as this cell's, too;
+    False when the run holds none.
+
+    Claims that stand on one measurement share it within a run; run alone, each makes its own.
+    """
+    wanted = run.measures(cell)
+    twin = next(
+        (g for g in run.log.groups() if g.closing.get("measures") == wanted and g.cell.claim != cell.claim), None
+    )
+    if twin is None or twin.closing.get("status") != "ok":
+        return False
+    if run.progress is not None:
+        run.progress.begin(cell)
+    identity = CellId(cell.claim, cell.key, cell.block, run.profile.name)
+    rows = [{name: value for name, value in row.items() if name not in STAMPED} for row in run.log.rows(twin)]
+    own = {"sources": run.sources(cell.claim), "depends": run.depends(cell), "taken_from": twin.cell.claim}
+    run.log.append(identity, run.stamp(identity, rows), _told(twin.closing) | own)
+    result = CellResult("ok", rows, 0.0, int(twin.closing.get("peak_bytes", 0)))
+    if run.progress is not None:
+        run.progress.end(cell, result)
+    return True
+
+
+def _told(closing: Mapping[str, Any]) -> dict[str, Any]:
+    """What a closing line says of the measurement itself, its seconds included."""
+    names = ("status", "measures", "task", "params", "seconds", "peak_bytes", "worker")
+    return {name: closing[name] for name in names if name in closing}
+
+
 def run_cell(run: Run, cell: Cell) -> CellResult:
     """Execute one cell and append its group, good or bad."""
     if run.progress is not None:
@@ -86,6 +117,7 @@ def keep(run: Run, cell: Cell, result: CellResult) -> CellResult:
         "status": result.status,
         "sources": run.sources(cell.claim),
         "depends": run.depends(cell),
+        "measures": run.measures(cell),
         "task": cell.task,
         "params": portable(cell.params),
         "seconds": round(result.seconds, 3),

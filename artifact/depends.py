@@ -29,14 +29,17 @@ LARGE_BYTES = 256 << 20
 _file_hashes: dict[tuple[str, int, int], str] = {}
 
 
-def sources_hash(claim_source: Path, root: Path = ROOT, models: Iterable[Path] = ()) -> str:
-    """SHA-256 over a claim's file, the measuring sources and the model and text files, by name and content."""
+def sources_hash(claim_source: Path | None, root: Path = ROOT, models: Iterable[Path] = ()) -> str:
+    """SHA-256 over a claim's file (None: no claim's), the measuring sources and the model and text files, by name and
+    content.
+    """
     digest = hashlib.sha256()
     found = {path for pattern in MEASURING for path in root.glob(pattern)}
     paths = {path for path in found if path.name not in NOT_MEASURING and not path.stem.endswith("_judge")}
     for path in sorted(paths):
         _feed(digest, path.relative_to(root).as_posix(), path)
-    _feed(digest, f"claims/{claim_source.name}", claim_source)
+    if claim_source is not None:
+        _feed(digest, f"claims/{claim_source.name}", claim_source)
     for path in models:
         for part in model_files(path):
             _feed(digest, f"input/{part.name}", part)

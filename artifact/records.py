@@ -27,6 +27,7 @@ from artifact.samples import CellId, Row, SampleLog
 SCHEMA = 1
 # Quick runs of one claim are promised in two minutes and full ones in six; what is left covers the start and the
 # judgement.
+STAMPED = ("claim", "cell", "block", "profile", "origin")  # columns that every sample carries
 QUICK_BUDGET_S, FULL_BUDGET_S = 105.0, 340.0
 
 
@@ -167,13 +168,7 @@ class Run:
 
     def stamp(self, cell: CellId, rows: list[Row]) -> list[Row]:
         """Rows with the columns that every sample carries, free of this machine's paths."""
-        reserved = {
-            "claim": cell.claim,
-            "cell": cell.key,
-            "block": cell.block,
-            "profile": cell.profile,
-            "origin": "live",
-        }
+        reserved = dict(zip(STAMPED, (cell.claim, cell.key, cell.block, cell.profile, "live"), strict=True))
         for row in rows:
             if clash := [name for name in reserved if row.get(name, reserved[name]) != reserved[name]]:
                 raise ValueError(f"cell {cell.key} yields its own value for the reserved column {clash[0]!r}")
@@ -186,9 +181,9 @@ class Run:
         return self._source_files.get(claim, depends.ROOT / "claims" / f"{claim}.py")
 
     def sources(self, claim: str) -> str:
-        """Hash of everything but its parameters that a cell of this claim depends on."""
+        """Hash of everything but its parameters that a cell of this claim depends on; of any claim for ""."""
         if claim not in self._sources:
-            source = self.source(claim)
+            source = self.source(claim) if claim else None
             inputs = [Path(p) for p in (self.profile.model, self.profile.text) if p and Path(p).exists()]
             self._sources[claim] = depends.sources_hash(source, models=inputs)
         return self._sources[claim]
@@ -196,6 +191,11 @@ class Run:
     def depends(self, cell: Cell) -> str:
         """Hash of everything that the cell depends on: sources, task, parameters, profile."""
         return depends.cell_hash(self.sources(cell.claim), cell.task, portable(cell.params), to_record(self.profile))
+
+    def measures(self, cell: Cell) -> str:
+        """Hash of what is measured, whichever claim asks: equal for cells that may share their samples."""
+        params = portable(cell.params) | {"block": cell.block}
+        return depends.cell_hash(self.sources(""), cell.task, params, to_record(self.profile))
 
     def rows(self, claim: str) -> list[Row]:
         """All valid rows of a claim: the newest complete group of every cell, without failed cells."""

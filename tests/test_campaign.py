@@ -16,7 +16,7 @@ import psutil
 import pytest
 from fake_campaign import PROFILE
 
-from artifact.records import Cell, CellError, CellResult, Run, errors_of, rows_of
+from artifact.records import STAMPED, Cell, CellError, CellResult, Run, errors_of, rows_of
 from artifact.samples import SampleLog
 
 TESTS = Path(__file__).parent
@@ -276,3 +276,42 @@ def test_progress_says_what_runs_and_how_much_was_kept(run: Run) -> None:
         ("update", 0.5, "row 1"),
         ("end", "b", "ok"),
     ]
+
+
+def other(key: str, task: str = "rows", block: int = 0, **params: Any) -> Cell:
+    return Cell("other", key, f"fake_tasks:{task}", params, block, PATIENCE_S)
+
+
+def test_a_claim_takes_over_what_another_one_measured_exactly_so(run: Run) -> None:
+    run.start_claim("other", TESTS / "fake_campaign.py")
+    first = run.measure([cell("a", count=3, block=1)])
+    second = run.measure([other("b", count=3, block=1)])
+    group = run.log.groups("other")[0]
+    assert group.closing["taken_from"] == "fake" and group.closing["depends"] == run.depends(other("b", count=3, block=1))
+    assert group.closing["worker"] == run.log.groups("fake")[0].closing["worker"]
+    free = [{name: value for name, value in row.items() if name not in STAMPED} for row in (*first, *second)]
+    assert free[:3] == free[3:] and {row["claim"] for row in second} == {"other"}
+    assert {row["cell"] for row in rows_of(run.log, "other")} == {"b"}
+
+
+@pytest.mark.parametrize(("key", "block", "count"), [("a", 2, 3), ("a", 1, 4)])
+def test_another_block_or_parameter_is_measured(run: Run, key: str, block: int, count: int) -> None:
+    run.start_claim("other", TESTS / "fake_campaign.py")
+    run.measure([cell("a", count=3, block=1)])
+    run.measure([other(key, count=count, block=block)])
+    assert "taken_from" not in run.log.groups("other")[0].closing
+
+
+def test_samples_of_other_code_or_of_a_failed_cell_are_not_taken_over(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run.start_claim("other", TESTS / "fake_campaign.py")
+    run.measure([cell("a", count=3)])
+    run._sources[""] = "edited"
+    run.measure([other("b", count=3)])
+    assert "taken_from" not in run.log.groups("other")[0].closing
+    with pytest.raises(CellError):
+        run.measure([cell("c", task="raises")])
+    with pytest.raises(CellError):
+        run.measure([other("c", task="raises")])
+    assert "taken_from" not in next(g for g in run.log.groups("other") if g.cell.key == "c").closing
