@@ -13,6 +13,7 @@ from artifact import answers, quality
 from artifact.configuration import Configuration, from_record
 from artifact.profiles import Profile
 from artifact.quality import Protocol
+from artifact.quality_plan import families
 from artifact.records import Cell, Run
 from artifact.retrieval import Writer
 from artifact.workbench import Workbench, open_workbench, prefilled
@@ -28,15 +29,23 @@ def profile_params(profile: Profile) -> Row:
 
 
 def score_windows(run: Run, claim: str, protocol: Protocol, arms: Sequence[Configuration]) -> list[Row]:
-    """Rows of every window under every configuration, WINDOWS_PER_CELL windows in a process."""
+    """Rows of every window under every configuration, WINDOWS_PER_CELL windows in a process.
+
+    Whole families of configurations are scored (`quality_plan.families`), so rows of others come along.
+    """
     require_distinct(arms)
-    common = {**profile_params(run.profile), "arms": [arm.record() for arm in arms]}
+    wanted = {name: own for name, own in families().items() if any(arm in own for arm in arms)}
+    if strangers := [arm for arm in arms if not any(arm in own for own in wanted.values())]:
+        wanted["others"] = strangers
+    common = profile_params(run.profile)
     common |= {"context": protocol.context_tokens, "scored": protocol.scored_tokens, "windows": protocol.windows}
     cells = []
-    for first in range(0, protocol.windows, WINDOWS_PER_CELL):
-        chosen = list(range(first, min(first + WINDOWS_PER_CELL, protocol.windows)))
-        params = {**common, "chosen": chosen}
-        cells.append(Cell(claim, f"windows-{first}", "artifact.quality_cells:scored", params, timeout_s=3600.0))
+    for name, own in wanted.items():
+        for first in range(0, protocol.windows, WINDOWS_PER_CELL):
+            chosen = list(range(first, min(first + WINDOWS_PER_CELL, protocol.windows)))
+            params = {**common, "arms": [arm.record() for arm in own], "chosen": chosen}
+            task = "artifact.quality_cells:scored"
+            cells.append(Cell(claim, f"{name}-{first}", task, params, timeout_s=3600.0))
     return run.measure(cells)
 
 

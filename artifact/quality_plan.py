@@ -23,6 +23,8 @@ KV_KEEPS = (0.7, 0.5, 0.3, 0.2, 0.1)
 GRID_KV_KEEPS = (0.5, 0.3, 0.2)
 # (r_p, r_kv) of the compositions: each projection keep with the KV keep ratios that pair with its cost.
 COMPOSED = ((0.9, 0.5), (0.9, 0.3), (0.8, 0.5), (0.8, 0.3), (0.8, 0.2), (0.7, 0.3), (0.7, 0.2), (0.6, 0.2), (0.5, 0.2))
+WINDOW_KEEP = 0.3  # of the window that perplexity cannot tell from the selection
+PAPERS_COMPOSITION = (0.5, 0.3)
 
 
 def protocol(run: Run) -> Protocol:
@@ -51,6 +53,20 @@ def singles() -> list[Configuration]:
     projection = [Configuration(r_p=keep) for keep in PROJECTION_KEEPS]
     selection = [Configuration(r_kv=keep, method="snapkv") for keep in KV_KEEPS]
     return [Configuration(), *projection, *selection]
+
+
+def families() -> dict[str, list[Configuration]]:
+    """Configurations that are scored together, in one process per few windows.
+
+    Claims that ask for any of a family ask for the same cells, which a run measures once.
+    """
+    compositions = [Configuration(r_p, r_kv, "snapkv") for r_p, r_kv in (*COMPOSED, PAPERS_COMPOSITION)]
+    return {
+        "projection": [arm for arm in singles() if arm.method == "full"],
+        "selection": [arm for arm in singles() if arm.method != "full"],
+        "composed": compositions,
+        "window": [Configuration(r_kv=WINDOW_KEEP, method="window")],
+    }
 
 
 def grid() -> list[Configuration]:

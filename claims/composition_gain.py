@@ -146,12 +146,20 @@ def picked(rows: list[dict[str, Any]]) -> list[Pick]:
     from artifact import quality
     from artifact.configuration import from_record
 
-    windows = [row for row in rows if row.get("kind") == "window"]
+    windows = scored(rows)
     losses = quality.losses(windows)
     increases = {name: quality.increase(losses, name).point for name in losses}
     kinds = {row["label"]: from_record(row).kind for row in windows}
     times = composition.relative_times([row for row in rows if row["cell"] == "screen-0"])
     return [composition.choose(increases, times, kinds, budget) for budget in BUDGETS]
+
+
+def scored(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Scored windows of the grid's settings: whole families are scored, and some reach beyond the grid."""
+    from artifact.quality_plan import grid
+
+    labels = {arm.label for arm in grid()}
+    return [row for row in rows if row.get("kind") == "window" and row["label"] in labels]
 
 
 def judge(rows: list[dict[str, Any]], profile: Profile) -> list[Finding]:

@@ -34,9 +34,7 @@ if TYPE_CHECKING:
 NAME = "dispatch"
 PAPER = figures("crossover")
 VARIABLE = "ARTIFACT_REQUEST_MIX"
-R_P, R_KV = 0.5, 0.3
 BLOCKS, QUICK_BLOCKS = 5, 3
-STEPS, QUICK_STEPS = 30, 8
 EVERYWHERE = frozenset(NAMES)
 RECORDED = " (recorded runs)"
 RECORDED_CLAIMS = ("speedup_bounds", "selection_cost")
@@ -94,22 +92,12 @@ CLAIM = Claim(
 
 def measure(run: Run) -> None:
     """Store the mix and the recorded times, then time every mode and the selection, one process per block."""
-    from artifact.crossing_cells import doublings, fitting_context
-    from artifact.gate_cells import TASK, gate_request, group_at
-    from artifact.records import Cell
+    from artifact.mode_sweep import cells
 
     _, record = load(os.environ.get(VARIABLE) or DEFAULT)
     run.record(NAME, "mix", [{"kind": "mix", "record": record}])
     run.record(NAME, "recorded", recorded_times())
-    steps, blocks = (QUICK_STEPS, QUICK_BLOCKS) if run.quick else (STEPS, BLOCKS)
-    fit = fitting_context(run.profile, steps, lambda n: [[one for c in doublings(n) for one in group_at(c, R_P, R_KV)]])
-    contexts = doublings(fit.tokens)
-    if run.quick:
-        contexts = [contexts[0], contexts[-2], contexts[-1]]
-    params = gate_request(run.profile, (R_P, R_KV), contexts, steps, fit.tokens, fit.note)
-    params["groups"] = [[one for group in params["groups"] for one in group]]
-    orders = [params | {"order_seed": block} for block in range(blocks)]
-    run.measure([Cell(NAME, f"block-{block}", TASK, order, block) for block, order in enumerate(orders)])
+    run.measure(cells(run, NAME, QUICK_BLOCKS if run.quick else BLOCKS))
 
 
 def recorded_times() -> list[dict[str, Any]]:
@@ -119,8 +107,8 @@ def recorded_times() -> list[dict[str, Any]]:
     found = []
     for machine in machines():
         rows = recorded_rows(machine, RECORDED_CLAIMS)
-        stepped = [row for row in rows if row["claim"] == "speedup_bounds"]
-        selected = [row for row in rows if row["claim"] == "selection_cost"]
+        stepped = [row for row in rows if row["claim"] == "speedup_bounds" and "ms" in row]
+        selected = [row for row in rows if row["claim"] == "selection_cost" and "once_ms" in row]
         if not stepped or not selected:
             continue
         once = {n: median(ms for row in selected if row["context"] == n for ms in row["once_ms"])

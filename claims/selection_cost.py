@@ -1,8 +1,8 @@
 """The one-time selection is repaid within few generated tokens (crossover, section 4.1).
 
 The paper: scoring and gather of a 32K prompt take 0.24 s once on A100, and the faster steps repay that within 146
-tokens at every length from 16K to 128K. Measured here: the same pass on prefixes of one real-text prefill, and dense
-and KV steps interleaved in the same process; repaid after = one-time ms / (dense ms - KV ms).
+tokens at every length from 16K to 128K. Measured here: the same pass on prefixes of one real-text prefill, and steps of
+all modes interleaved in the same process; repaid after = one-time ms / (dense ms - KV ms).
 
     python claims/selection_cost.py [--quick]
 """
@@ -27,10 +27,7 @@ if TYPE_CHECKING:
 
 NAME = "selection_cost"
 PAPER = figures("crossover")
-R_KV = 0.3
-LENGTHS = {"embedded": (2048, 4096, 7680), "gpu": (16384, 32768, 65536, 131072), "paper": (16384, 32768, 65536, 126976)}
-BLOCKS, QUICK_BLOCKS = 4, 3
-STEPS, QUICK_STEPS = 24, 12
+BLOCKS, QUICK_BLOCKS = 5, 3
 
 CLAIM = Claim(
     name=NAME,
@@ -62,44 +59,40 @@ CLAIM = Claim(
 
 
 def measure(run: Run) -> None:
-    """One process per block: the pass and the steps at every length."""
-    from artifact.cells import is_name, request
-    from artifact.crossing_cells import longest_context, model_shape
-    from artifact.records import Cell
+    """One process per block: the steps of all modes and the pass at every length."""
+    from artifact.mode_sweep import cells
 
-    steps = QUICK_STEPS if run.quick else STEPS
-    # The prefill of the crossing claim serves this one: the same length, so that a run makes it once.
-    longest = longest_context(model_shape(run.profile), 20 if run.quick else 50, is_name(run.profile.model))
-    lengths = LENGTHS[run.profile.name]
-    contexts = [n for n in (lengths if lengths[0] <= longest else LENGTHS["embedded"]) if n <= longest]
-    for block in range(QUICK_BLOCKS if run.quick else BLOCKS):
-        params = request(run.profile, [], steps, longest) | {"contexts": contexts, "r_kv": R_KV}
-        run.measure([Cell(NAME, f"select-{block}", "artifact.selection_cells:select", params, block)])
+    run.measure(cells(run, NAME, QUICK_BLOCKS if run.quick else BLOCKS))
 
 
 def judge(rows: list[dict[str, Any]], profile: Profile) -> list[Finding]:
     """Tokens to repay at every length, per block; the slowest length is judged."""
+    from artifact.levels import with_levels
+
     repaid, once = CLAIM.predicates
-    lengths = sorted({row["context"] for row in rows})
-    if not lengths:
+    steps = with_levels([row for row in rows if row["kind"] == "step"])
+    passes = [row for row in rows if row["kind"] == "selection"]
+    lengths = sorted({row["context"] for row in passes})
+    if not lengths or not steps:
         return [not_run(repaid, "no length was measured")]
-    intervals = {n: tokens_to_repay([row for row in rows if row["context"] == n]) for n in lengths}
-    require_equal_arms({str(n): [row for row in rows if row["context"] == n] for n in lengths})
+    require_equal_arms({str(n): [row for row in passes if row["context"] == n] for n in lengths})
+    intervals = {n: tokens_to_repay(steps, [row for row in passes if row["context"] == n]) for n in lengths}
     slowest = max(lengths, key=lambda n: intervals[n].high if intervals[n].finite else math.inf)
     extra: dict[str, float | str] = {f"tokens at {n}": intervals[n].point for n in lengths}
-    costs = block_interval([median(row["once_ms"]) for row in rows if row["context"] == lengths[-1]], unit="ms")
+    costs = block_interval([median(row["once_ms"]) for row in passes if row["context"] == lengths[-1]], unit="ms")
     return [
         find(repaid, intervals[slowest], profile, f"slowest at {slowest} tokens", extra),
         find(once, costs, profile, f"at {lengths[-1]} tokens"),
     ]
 
 
-def tokens_to_repay(rows: list[dict[str, Any]]) -> Interval:
+def tokens_to_repay(steps: list[dict[str, Any]], passes: list[dict[str, Any]]) -> Interval:
     """One-time ms over the step time saved, per block. A block that saves nothing makes the interval NaN."""
     estimates = []
-    for row in rows:
-        require_equal_arms({"dense": row["dense_ms"], "kv": row["kv_ms"]})
-        saved = median(dense - kv for dense, kv in zip(row["dense_ms"], row["kv_ms"], strict=True))
+    for row in passes:
+        at = {one["mode"]: one["level_ms"] for one in steps
+              if (one["block"], one["context"]) == (row["block"], row["context"])}  # fmt: skip
+        saved = at["dense"] - at["kv"]
         estimates.append(median(row["once_ms"]) / saved if saved > 0 else math.nan)
     return block_interval(estimates, unit="tokens")
 

@@ -25,8 +25,7 @@ if TYPE_CHECKING:
     from artifact.records import Run
 
 NAME = "speedup_bounds"
-R_P, R_KV = 0.5, 0.3
-BLOCKS, QUICK_BLOCKS, STEPS, QUICK_STEPS = 7, 3, 30, 8
+BLOCKS, QUICK_BLOCKS = 7, 3
 EVERYWHERE = frozenset(NAMES)
 PLACE = "section 4.2, Figure 3"
 
@@ -81,25 +80,16 @@ CLAIM = Claim(
 
 def measure(run: Run) -> None:
     """One cell per block: four modes at contexts from the shortest to the longest, all interleaved."""
-    from artifact.cells import member, request
-    from artifact.crossing_cells import TASK, doublings, fitting_context
-    from artifact.records import Cell
+    from artifact.mode_sweep import cells
 
-    steps = QUICK_STEPS if run.quick else STEPS
-    modes = ((1.0, 1.0), (R_P, 1.0), (1.0, R_KV), (R_P, R_KV))
-    fit = fitting_context(run.profile, steps, lambda n: [[member(c, *mode) for c in doublings(n) for mode in modes]])
-    group = [member(n, *mode) for n in doublings(fit.tokens) for mode in modes]
-    params = request(run.profile, [group], steps, fit.tokens, fit.note)
-    run.measure(
-        [Cell(NAME, f"sweep-{block}", TASK, params, block) for block in range(QUICK_BLOCKS if run.quick else BLOCKS)]
-    )
+    run.measure(cells(run, NAME, QUICK_BLOCKS if run.quick else BLOCKS))
 
 
 def judge(rows: list[dict[str, Any]], profile: Profile) -> list[Finding]:
     """Judge the shape of the curves block by block; the mean curve stands beside each verdict."""
     from artifact.speedups import blocks_of, curve, threshold_tokens
 
-    blocks = blocks_of(rows)
+    blocks = blocks_of([row for row in rows if "ms" in row])
     if not blocks:
         return [not_run(predicate, "no block was measured") for predicate in CLAIM.predicates]
     extra = {**curve(blocks), "composition_fastest_from_tokens": threshold_tokens(blocks)}

@@ -287,7 +287,9 @@ def test_a_claim_takes_over_what_another_one_measured_exactly_so(run: Run) -> No
     first = run.measure([cell("a", count=3, block=1)])
     second = run.measure([other("b", count=3, block=1)])
     group = run.log.groups("other")[0]
-    assert group.closing["taken_from"] == "fake" and group.closing["depends"] == run.depends(other("b", count=3, block=1))
+    assert group.closing["taken_from"] == "fake" and group.closing["depends"] == run.depends(
+        other("b", count=3, block=1)
+    )
     assert group.closing["worker"] == run.log.groups("fake")[0].closing["worker"]
     free = [{name: value for name, value in row.items() if name not in STAMPED} for row in (*first, *second)]
     assert free[:3] == free[3:] and {row["claim"] for row in second} == {"other"}

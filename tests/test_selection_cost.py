@@ -10,7 +10,15 @@ import pytest
 from artifact.stats import Verdict
 from artifact.verify import summarise
 from claims import selection_cost as claim
-from tests.faults.selection_cost import PROFILE, Row, honest, nothing_saved, one_length_slow, slow_selection
+from tests.faults.selection_cost import (
+    PROFILE,
+    Row,
+    honest,
+    nothing_saved,
+    one_length_slow,
+    slow_selection,
+    unequal_arms,
+)
 
 
 def verdicts(rows: list[Row]) -> list[Verdict]:
@@ -34,8 +42,10 @@ def test_a_fault_turns_the_claim_away(fault: Callable[[list[Row]], None]) -> Non
 
 def test_unequal_arms_are_errors() -> None:
     rows = honest()
-    rows[3]["kv_ms"] = rows[3]["kv_ms"][:-1]
-    with pytest.raises(ValueError, match="unequal"):
+    unequal_arms(rows)
+    with pytest.raises(ValueError, match="samples"):
         claim.judge(rows, PROFILE)
+    lost = honest()
+    lost.remove(next(row for row in lost if row["kind"] == "selection"))
     with pytest.raises(ValueError, match="unequal"):
-        claim.judge(honest()[:-1], PROFILE)
+        claim.judge(lost, PROFILE)

@@ -20,7 +20,8 @@ def context(rows: list[Row], results: Mapping[str, Any], paper: Mapping[str, Any
         raise TableMissing("no answers or no scored windows in this run")
     losses = quality.losses(windows)
     lengths = sorted({row["asked_tokens"] for row in answers})
-    labels = list(dict.fromkeys(row["label"] for row in windows))
+    asked = {row["label"] for row in answers}
+    labels = [label for label in dict.fromkeys(row["label"] for row in windows) if label in asked]
     figures = paper["crossover"]["figures"]
     origin = windows[0]["origin"]
     return {

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from artifact import composition, quality
-from claims.composition_gain import PAPER_BUDGETS, picked
+from claims.composition_gain import PAPER_BUDGETS, picked, scored
 from paper_tables.render import Figure, Row, TableMissing
 
 CLAIMS = ("composition_gain",)
@@ -15,7 +15,7 @@ NONE = "--"
 
 def context(rows: list[Row], results: Mapping[str, Any], paper: Mapping[str, Any]) -> dict[str, Any]:
     """One row per budget. Raises TableMissing when the run has no perplexities, screen or blocks."""
-    windows = [row for row in rows if row.get("kind") == "window"]
+    windows = scored(rows)
     blocks = sorted({row["block"] for row in rows if str(row["cell"]).startswith("block-")})
     if not windows or not blocks:
         raise TableMissing("no scored windows or no timed blocks in this run")
