@@ -85,16 +85,27 @@ class MaskedBench:
             prepared_files.write(file, found)
         return found["losses"]
 
-    def branch(self, arm: Arm) -> Projection | None:
-        """What an arm runs; None for dense."""
+    def branch(self, arm: Arm, evaluated: torch.Tensor) -> Projection | None:
+        """What an arm runs; None for dense. evaluated (n,): token ids that will be read.
+
+        The threshold of the scored table knows the held-out split alone. A random table is a control: it routes the
+        share of `evaluated` that the scored one routes, so that both differ by what they know and nothing else.
+        """
         if arm.method == "dense":
             return None
         mask = self.calibration.mask(arm.method, arm.sparsity)
         if arm.share < 1:
-            vocab = self.weights.shape.vocab
-            scored = self.scores if arm.table == "scores" else routing.random_scores(vocab, arm.seed)
-            mask = GateMask(mask.limits, scored.table(scored.threshold(self.held_out, arm.share)))
+            table = self.scores.table(self.scores.threshold(self.held_out, arm.share))
+            if arm.table == "random":
+                control = routing.random_scores(self.weights.shape.vocab, arm.seed)
+                share = float(table[evaluated].double().mean())
+                table = control.table(control.threshold(evaluated, share)) if share > 0 else table
+            mask = GateMask(mask.limits, table)
         return adapted(mask, arm, self.weights)
+
+    def held_out_share(self, arm: Arm) -> float:
+        """The share of the held-out split that an arm's scored table routes (sats, R of equation 14)."""
+        return float(self.scores.table(self.scores.threshold(self.held_out, arm.share))[self.held_out].double().mean())
 
     def require_apart(self, windows: torch.Tensor) -> None:
         """Raise UserError when a window (windows, n) holds text that anything here was calibrated on."""

@@ -60,7 +60,9 @@ def scored(params: Row) -> Iterator[Row]:
     bench.require_apart(cut.tokens)
     if any(arm.share < 1 for arm in arms):
         yield {"progress": 0.1, "doing": "losses of both paths on the routing corpus"}
-    branches = {arm.label: bench.branch(arm) for arm in arms}
+    read = cut.tokens[:, protocol.context_tokens : -1].flatten()
+    branches = {arm.label: bench.branch(arm, read) for arm in arms}
+    held_out = {arm.label: bench.held_out_share(arm) for arm in arms if arm.share < 1 and arm.table == "scores"}
     busiest = max(arms, key=lambda arm: (arm.method != "dense") + (arm.share < 1) + bool(arm.adapter))
     difference = check_steps(bench, branches[busiest.label], cut.tokens[0])
     for index, window in enumerate(cut.tokens):
@@ -83,6 +85,7 @@ def scored(params: Row) -> Iterator[Row]:
                     "identity": bench.weights.identity,
                     "calibration": bench.calibration.origin.tokens_hash,
                     "calibration_tokens": bench.calibration.origin.tokens,
+                    "held_out_share": held_out.get(arm.label),
                     "stepwise_difference_nats": difference,
                 }
             )

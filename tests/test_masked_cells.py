@@ -197,7 +197,7 @@ def test_decode_steps_are_gated_counted_and_timed(tiny: Tiny, text: str) -> None
 def test_an_arm_that_did_not_do_what_it_says_is_an_error(
     tiny: Tiny, text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(masked_bench.MaskedBench, "branch", lambda self, arm: self.calibration.mask("cats", 0.1))
+    monkeypatch.setattr(masked_bench.MaskedBench, "branch", lambda self, arm, read: self.calibration.mask("cats", 0.1))
     with pytest.raises(RuntimeError, match=r"read .* of the projection bytes"):
         rows_of(
             masked_timing.timed,

@@ -22,7 +22,7 @@ def test_a_score_is_the_mean_excess_damage_of_the_ids_own_occurrences() -> None:
     found = routing.scores(VOCAB, tokens, base, sparse)
     assert float(found.values[3]) == pytest.approx(0.5)
     assert float(found.values[5]) == pytest.approx(0.5)
-    assert float(found.values[0]) == 0.0
+    assert float(found.values[0]) == pytest.approx(0.0, abs=1e-8)
     assert found.prior == pytest.approx(0.4)
     assert float(found.values[8]) == pytest.approx(0.4)
     assert found.counts.tolist() == [1, 0, 0, 3, 0, 1, 0, 0, 0]
@@ -58,6 +58,15 @@ def test_of_equally_close_thresholds_fewer_tokens_are_routed() -> None:
     found = routing.Scores(torch.tensor([0.0, 1.0], dtype=torch.float64), torch.ones(2, dtype=torch.int64), 0.5)
     # Routing none or half is equally far from a quarter.
     assert not bool(found.table(found.threshold(torch.tensor([0, 1]), 0.25)).any())
+
+
+def test_ids_never_seen_are_told_apart_by_their_number() -> None:
+    """Of equal scores the lower id is routed first, so that every share can be reached."""
+    found = routing.scores(1000, torch.tensor([0]), torch.zeros(1), torch.ones(1))
+    held_out = torch.arange(1, 1000)
+    table = found.table(found.threshold(held_out, 0.25))
+    assert float(table[held_out].double().mean()) == pytest.approx(0.25, abs=0.002)
+    assert bool(table[1:200].all()) and not bool(table[300:].any())
 
 
 def test_everything_may_be_routed_and_a_broken_corpus_is_refused() -> None:

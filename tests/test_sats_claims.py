@@ -61,7 +61,7 @@ FAULTS = [
     ("sats_vs_cats", worse("sats30", 0.2), 2),
     ("token_routing", worse("sats50-routed75", 0.3), 0),
     ("token_routing", worse("sats50-routed50", 0.2), 1),
-    ("token_routing", changed("window", "masked_share", lambda s: min(1.0, s + 0.2), "routed50"), 2),
+    ("token_routing", changed("window", "held_out_share", lambda s: s + 0.2, "routed50"), 2),
     ("token_routing", slower("sats50-routed50", 1.3), 3),
     ("token_routing", slower("sats50", 1.3), 4),
     ("sats_finetuned", worse("cats50-lora", 0.3), 0),

@@ -5,8 +5,9 @@ routed to the sparse path where its score is below tau; tau is chosen on a held-
 one look-up by the current token.
 
 Defined where the paper is silent: a token id that the corpus does not hold has the mean damage of the whole corpus;
-`weight` occurrences of that mean are added to every id, which 0 leaves out. Equal scores are routed together, so a
-target may be met only nearly; of thresholds equally close to it the smallest is taken.
+`weight` occurrences of that mean are added to every id, which 0 leaves out. Equal scores, of ids never seen above all,
+are told apart by the id, lower first (merged vocabularies number frequent pieces low), so that a threshold can pass
+between them; of thresholds equally close to the target the smallest is taken.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ import torch
 
 from artifact.checks import in_range
 from artifact.errors import UserError
+
+TIE_NATS = 1e-9  # far below any difference between losses
 
 
 @dataclass(frozen=True)
@@ -59,7 +62,8 @@ def scores(vocab: int, tokens: torch.Tensor, base: torch.Tensor, sparse: torch.T
     sums = torch.zeros(vocab, dtype=torch.float64).index_add_(0, tokens, damage)
     total = counts.double() + weight
     values = torch.where(total > 0, (sums + weight * prior) / total.clamp(min=1e-300), prior)
-    return Scores(values, counts, prior)
+    apart = TIE_NATS * torch.arange(vocab, dtype=torch.float64) / vocab
+    return Scores(values + apart, counts, prior)
 
 
 def random_scores(vocab: int, seed: int) -> Scores:

@@ -30,6 +30,7 @@ def window_rows(costs: dict[str, float], **columns: Any) -> list[Row]:
                 "nll": [levels[window] + cost + noise[window]] * 4, "share": target,
                 "counted_sparsity": 0.0 if label == "dense" else 0.5,
                 "masked_share": target if method != "dense" else 0.0, "budget": None, "text": "a text",
+                "held_out_share": target + 0.01 if "routed" in label else None,
                 "scored": 4, "origin": "live", **columns,
             })  # fmt: skip
     return rows
