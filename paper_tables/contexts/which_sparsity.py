@@ -17,7 +17,7 @@ def context(rows: list[Row], results: Mapping[str, Any], paper: Mapping[str, Any
     stored = [row for row in rows if row.get("kind") == "method"]
     if not stored:
         raise TableMissing("no rows of the byte account of methods in this run")
-    contexts = list(stored[0]["bounds"])
+    contexts = sorted(stored[0]["bounds"], key=int)
     return {
         "model": str(stored[0]["model"]),
         "contexts": [f"{int(n) / K_TOKENS:g}K" for n in contexts],
