@@ -1,0 +1,63 @@
+"""What products of batches and of quantised weights share in Triton: norms ahead of the product, silu behind it."""
+
+# mypy: disallow-untyped-defs=False
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import triton
+import triton.language as tl
+
+from kernels.cuda.common import launcher, power_of_two
+from kernels.norm import Norm
+
+
+@triton.jit
+def _normed(x, weight, out, eps, K: tl.constexpr, SPAN: tl.constexpr):
+    """out[b] = x[b] / sqrt(mean(x[b]^2) + eps) * weight, one program per row."""
+    k = tl.arange(0, SPAN)
+    inside = k < K
+    row = tl.program_id(0).to(tl.int64) * K
+    value = tl.load(x + row + k, mask=inside, other=0.0)
+    scale = 1.0 / tl.sqrt(tl.sum(value * value, axis=0) / K + eps)
+    tl.store(out + row + k, value * scale * tl.load(weight + k, mask=inside, other=0.0), mask=inside)
+
+
+@triton.jit
+def _silu(both, act, N, BLOCK: tl.constexpr):
+    """act[b, n] = silu(both[b, n]) both[b, N + n]."""
+    n = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = n < N
+    row = tl.program_id(0).to(tl.int64)
+    gate = tl.load(both + row * 2 * N + n, mask=inside, other=0.0)
+    up = tl.load(both + row * 2 * N + N + n, mask=inside, other=0.0)
+    tl.store(act + row * N + n, gate / (1.0 + tl.exp(-gate)) * up, mask=inside)
+
+
+def normed(x: torch.Tensor, norm: Norm | None) -> tuple[torch.Tensor, list[Callable[[], object]]]:
+    """Return what a product reads instead of x (B, K), and the launches that fill it."""
+    if norm is None:
+        return x, []
+    batch, depth = x.shape
+    out = torch.empty_like(x)
+    constants = {"K": depth, "SPAN": power_of_two(depth)}
+    return out, [launcher(_normed, (batch,), (x, norm.weight, out, norm.eps), constants, 8)]
+
+
+def silu(both: torch.Tensor, act: torch.Tensor) -> Callable[[], object]:
+    """Return the launch of the gated product; both (B, 2I), act (B, I)."""
+    batch, width = act.shape
+    return launcher(_silu, (batch, triton.cdiv(width, 1024)), (both, act, width), {"BLOCK": 1024}, 4)
+
+
+def chain(launches: list[Callable[[], object]]) -> Callable[[], object]:
+    """Return one callable that runs the launches in order."""
+    if len(launches) == 1:
+        return launches[0]
+
+    def run() -> None:
+        for launch in launches:
+            launch()
+
+    return run
