@@ -56,17 +56,18 @@ def kept(predicate: Predicate, arms: Mapping[str, Mapping[str, Row]], label: str
     return find(predicate, interval, profile, f"{hits} of {len(answered)} prompts", extra)
 
 
-def windows_of(rows: Sequence[Row]) -> list[Row]:
-    """Rows of scored windows."""
-    return [row for row in rows if row.get("kind") == "window"]
+def windows_of(rows: Sequence[Row]) -> list[list[Row]]:
+    """Rows of scored windows, one list per protocol (length, tokens and windows) in stored order."""
+    scored = [row for row in rows if row.get("kind") == "window"]
+    return [[row for row in scored if row["protocol"] == key] for key in dict.fromkeys(r["protocol"] for r in scored)]
 
 
 def perplexity_ratio(predicate: Predicate, rows: Sequence[Row], label: str, base: str, profile: Profile) -> Finding:
     """Paired perplexity of `label` over that of `base`, with every arm's perplexity and kept share beside it."""
-    scored = windows_of(rows)
-    labels = {row["label"] for row in scored}
-    if label not in labels or base not in labels:
-        return not_run(predicate, f"{label} or {base} was not scored in this run")
+    both = [own for own in windows_of(rows) if {label, base} <= {row["label"] for row in own}]
+    if not both:
+        return not_run(predicate, f"{label} and {base} were not scored on the same windows in this run")
+    scored = both[0]
     found = quality.losses(scored)
     pair = quality.increase(found, label, base)
     interval = Interval(1 + pair.point, 1 + pair.low, 1 + pair.high, pair.n, pair.method, "x")

@@ -16,8 +16,10 @@ Row = dict[str, Any]
 # as the paper's, and with 4 sinks and 60 critical ones an eighth of 1,024 tokens.
 EMBEDDED_CATEKV = CateKV(rows=64, sinks=4, recent=64, critical=60)
 ADAPTIVE_SHARE = 0.4  # r of the paper's main setting
-EMBEDDED, EMBEDDED_QUICK = Protocol(1024, 64, 8), Protocol(1024, 32, 5)
+EMBEDDED, EMBEDDED_QUICK = Protocol(1024, 128, 8), Protocol(1024, 64, 5)
 PAPER, PAPER_QUICK = Protocol(32768, 256, 8), Protocol(8192, 64, 5)
+# Methods that choose anew for every query are scored step by step, which takes a hundred times as long per token.
+STEPWISE_WINDOWS, STEPWISE_TOKENS = 4, 16
 NO_WEIGHTS = "synthetic weights have no quality; run it with --profile embedded"
 
 
@@ -39,11 +41,13 @@ def common(run: Run) -> Row:
     return {"model": profile.model, "text": profile.text, "device": profile.device, "dtype": profile.dtype}
 
 
-def window_cell(run: Run, claim: str, arms: list[Row]) -> Cell:
-    """All windows under all arms in one process."""
-    size = protocol(run)
+def window_cell(run: Run, claim: str, arms: list[Row], stepwise: bool = False) -> Cell:
+    """All windows under all arms in one process; `stepwise` takes the first few windows and tokens."""
+    size, key = protocol(run), "windows"
+    if stepwise:
+        size, key = Protocol(size.context_tokens, STEPWISE_TOKENS, STEPWISE_WINDOWS), "stepwise"
     params = {**common(run), "context": size.context_tokens, "scored": size.scored_tokens, "windows": size.windows}
-    return Cell(claim, "windows", "artifact.kv_cells:scored", params | {"arms": arms}, timeout_s=3600.0)
+    return Cell(claim, key, "artifact.kv_cells:scored", params | {"arms": arms}, timeout_s=3600.0)
 
 
 def answer_cell(run: Run, claim: str, key: str, arms: list[Row], needles: list[Row], tracking: list[Row]) -> Cell:

@@ -133,6 +133,8 @@ def measure(run: Run) -> None:
     context = kv_plan.protocol(run).context_tokens
     arms = window_arms(adaptive, wrong, asdict(method), method.budget_tokens, context)
     run.measure([kv_plan.window_cell(run, NAME, arms)])
+    paged = quest_arms(adaptive, asdict(method))
+    run.measure([kv_plan.window_cell(run, NAME, paged, stepwise=True)])
     grid = QUICK_GRID if run.quick else GRID[run.profile.name]
     for number, (test, tokens, placements) in enumerate(grid):
         arms = answer_arms(adaptive, asdict(method), method.budget_tokens, tokens)
@@ -176,7 +178,7 @@ def answer_arms(adaptive: torch.Tensor, method: dict[str, Any], budget: int, tok
 def window_arms(
     adaptive: torch.Tensor, reverse: torch.Tensor, method: dict[str, Any], budget: int, tokens: int
 ) -> list[dict[str, Any]]:
-    """The arms of `answer_arms`, PyramidKV, wrong head types, and Quest with and without CateKV."""
+    """The arms of `answer_arms`, PyramidKV and wrong head types."""
     import torch
 
     from artifact.kv_arms import Arm
@@ -185,11 +187,19 @@ def window_arms(
     drawn = random.Random(0).sample(flat, len(flat))
     wrong = {"random heads": torch.tensor(drawn).view_as(adaptive), "reversed heads": reverse}
     keep = kept_share(adaptive, budget, tokens)
-    quest = {"keep": 0.3, "page_tokens": 16}
-    arms = [Arm("pyramidkv", "pyramidkv", keep), Arm("quest", "quest", 0.3)]
+    arms = [Arm("pyramidkv", "pyramidkv", keep)]
     arms += [Arm(name, "catekv", options={**method, "adaptive": types.int().tolist()}) for name, types in wrong.items()]
-    arms.append(Arm("catekv+quest", "catekv", options={**method, "adaptive": adaptive.int().tolist(), "quest": quest}))
     return [*answer_arms(adaptive, method, budget, tokens), *(arm.record() for arm in arms)]
+
+
+def quest_arms(adaptive: torch.Tensor, method: dict[str, Any]) -> list[dict[str, Any]]:
+    """Dense, Quest alone, and Quest on CateKV's adaptive heads."""
+    from artifact.kv_arms import Arm
+
+    quest = {"keep": 0.3, "page_tokens": 16}
+    both = {**method, "adaptive": adaptive.int().tolist(), "quest": quest}
+    arms = [Arm("dense", "dense"), Arm("quest", "quest", 0.3), Arm("catekv+quest", "catekv", options=both)]
+    return [arm.record() for arm in arms]
 
 
 def judge(rows: list[dict[str, Any]], profile: Profile) -> list[Finding]:

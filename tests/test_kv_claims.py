@@ -166,3 +166,15 @@ def test_crossovers_of_methods_are_those_of_the_account() -> None:
     assert found["TEAL 50%"]["bounds"]["131072"] == pytest.approx(1.277, abs=1e-3)
     never = which_sparsity.Method("x", "spark", "cache", lambda n: 0.0, True, "")
     assert which_sparsity.crossover_tokens(never, 1.0) == math.inf
+
+
+def test_arms_of_two_protocols_are_compared_within_their_own() -> None:
+    """Stepwise arms have windows of their own; dense is in both, and no window is mixed up with another's."""
+    paged = damaged(windows({"dense": 0.1, "quest": 0.2, "catekv+quest": 0.25}), lambda row: row | {"protocol": "q"})
+    plain = windows({name: cost for name, cost in CATEKV.items() if "quest" not in name})
+    found = {f.predicate.name: f for f in catekv_accuracy.judge([*plain, *paged, *answers()], EMBEDDED)}
+    quest, snapkv = found["with Quest on adaptive heads"].interval, found["better than SnapKV"].interval
+    assert quest is not None and quest.point == pytest.approx(math.exp(0.05), abs=0.01)
+    assert snapkv is not None and snapkv.point == pytest.approx(math.exp(0.03), abs=0.01)
+    text = render("catekv_accuracy", [*plain, *paged, *answers()], {}, PAPER)
+    assert text.count("dense &") == 1 and "catekv+quest &" in text

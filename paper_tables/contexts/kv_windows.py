@@ -5,20 +5,23 @@ from __future__ import annotations
 from statistics import mean
 
 from artifact import quality
+from artifact.kv_judge import windows_of
 from paper_tables.render import Figure, Row, TableMissing
 
 
 def perplexity_rows(rows: list[Row]) -> list[dict[str, object]]:
-    """One row per arm in stored order: kept share, perplexity, increase over dense with its interval.
+    """One row per arm in stored order: kept share, perplexity, increase over dense on the same windows.
 
     Raises TableMissing when no window was scored.
     """
-    windows = [row for row in rows if row.get("kind") == "window"]
-    if not windows:
+    found: dict[str, dict[str, object]] = {}
+    for windows in windows_of(rows):
+        losses = quality.losses(windows)
+        for label in dict.fromkeys(str(row["label"]) for row in windows):
+            found.setdefault(label, {"label": label, "cells": _cells(label, windows, losses)})
+    if not found:
         raise TableMissing("no scored windows in this run")
-    found = quality.losses(windows)
-    labels = list(dict.fromkeys(row["label"] for row in windows))
-    return [{"label": label, "cells": _cells(label, windows, found)} for label in labels]
+    return list(found.values())
 
 
 def _cells(label: str, windows: list[Row], found: quality.Losses) -> list[Figure]:
