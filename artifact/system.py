@@ -28,6 +28,8 @@ PACKAGES = (
     "datasets",
     "tokenizers",
     "triton",
+    "cuda-bindings",
+    "nvidia-cuda-nvrtc",
     "nvidia-ml-py",
     "flash-attn",
     "ray",

@@ -131,7 +131,23 @@ def _gpu(record: Mapping[str, Any]) -> list[Check]:
         return [Check("gpu backend", False, f"{names}, without triton", "pip install .[gpu]", required=False)]
     compiler = shutil.which("gcc") or shutil.which("cc") or shutil.which("clang")
     fix = "" if compiler else "install a C compiler (gcc), which Triton needs at run time"
-    return [Check("gpu backend", compiler is not None, f"Triton {triton} on {names}", fix, required=False)]
+    backend = Check("gpu backend", compiler is not None, f"Triton {triton} on {names}", fix, required=False)
+    return [backend, _sparse_products()]
+
+
+def _sparse_products() -> Check:
+    """Which form of the sparse products runs: the streaming one needs a recent GPU and NVRTC."""
+    import torch
+
+    from kernels.cuda import sparse_rows
+
+    major, minor = torch.cuda.get_device_capability()
+    lacking = sparse_rows.missing() if major >= 9 else f"compute capability {major}.{minor}, 9.0 is needed"
+    found = f"in Triton, a fifth slower ({lacking})" if lacking else "streamed, CUDA C++ compiled by NVRTC"
+    fix = (
+        "pip install cuda-bindings nvidia-cuda-nvrtc, which torch's CUDA build brings" if lacking and major >= 9 else ""
+    )
+    return Check("sparse products", not lacking, found, fix, required=False)
 
 
 def _flash_attention(record: Mapping[str, Any]) -> Check:

@@ -1,4 +1,5 @@
-"""Triton backend: the operations of a decode step on one NVIDIA GPU.
+"""GPU backend: the operations of a decode step on one NVIDIA GPU, in Triton; the sparse products of recent GPUs in CUDA
+C++ (`sparse_rows.py`).
 
 Weights and caches are float16 or bfloat16, vectors float32, sums float32 in a fixed order: two runs give the same
 bits. No result is accumulated with atomics; where several programs share an output, each writes its partial sums to
