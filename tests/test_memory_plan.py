@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from artifact.cells import Row, member
-from artifact.memory_plan import Fit, fit, group_bytes, needed_bytes, weight_bytes
+from artifact.memory_plan import Fit, fit, group_bytes, needed_bytes, prefill_bytes, weight_bytes
 from artifact.shapes import known_shape
 
 LLAMA_8B, LLAMA_3B = known_shape("llama-3.1-8b"), known_shape("llama-3.2-3b")
@@ -31,6 +31,15 @@ def test_synthetic_members_share_one_cache_and_real_ones_copy_it() -> None:
     assert group_bytes(LLAMA_8B, group, 2000, 2, synthetic=False) == shared + (1128 + 2128) * token
     masked = group_bytes(LLAMA_8B, [member(2000, path="masked")], 2000, 2, True)
     assert masked == 2128 * token + 2 * 2 * 32 * 128 * 2000
+
+
+def test_real_weights_need_room_for_their_prefill_but_never_for_rows_times_vocabulary() -> None:
+    extra = prefill_bytes(LLAMA_8B, 131072, 2)
+    assert extra == 131072 * (4 * 4096 + 2 * 2 * 4096) < 131072 * 4 * LLAMA_8B.vocab / 10
+    group = [member(131072)]
+    caches = group_bytes(LLAMA_8B, group, 131072, 2, False) - group_bytes(LLAMA_8B, group, 131072, 2, True)
+    needed = [needed_bytes(LLAMA_8B, [group], 131072, 2, synthetic) for synthetic in (False, True)]
+    assert needed[0] - needed[1] == caches + extra
 
 
 def test_a_large_card_runs_everything_and_a_cpu_is_never_cut() -> None:
