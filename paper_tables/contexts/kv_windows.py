@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from statistics import mean
+from typing import Any
 
 from artifact import quality
 from artifact.kv_judge import windows_of
@@ -24,7 +26,7 @@ def perplexity_rows(rows: list[Row]) -> list[dict[str, object]]:
     return list(found.values())
 
 
-def _cells(label: str, windows: list[Row], found: quality.Losses) -> list[Figure]:
+def _cells(label: str, windows: Sequence[Mapping[str, Any]], found: quality.Losses) -> list[Figure]:
     own = [row for row in windows if row["label"] == label]
     origin, change = own[0]["origin"], quality.increase(found, label)
     share = mean(float(row["kept_share"]) for row in own)
