@@ -18,6 +18,8 @@ MEASURING = (
     "artifact/*.py",
     "artifact/projection/*.py",
     "artifact/kv/*.py",
+    "artifact/tasks/*.py",
+    "artifact/tasks/*.json",
     "claims/_*.py",
     "kernels/**/*.py",
     "kernels/**/*.cu",
