@@ -3,7 +3,7 @@ sections 3.3 and 5.4).
 
 `artifact gate` measures and writes the table; a server loads it once and asks per request:
 
-    gate = Gate.load("gate.json", model=identity, device=current_device("cpu"))
+    gate = Gate.load("gate.json", model=model_identity("path/to/model"), device=current_device("cpu"))
     gate.choose(prompt_tokens=4096, new_tokens=256).mode
 
 Only admissible modes are chosen, and dense decoding always is one. Imports no torch; an answer takes microseconds.
@@ -158,6 +158,13 @@ def current_device(device: str) -> str:
     from artifact.system import cpu_model
 
     return f"{cpu_model() or 'unknown processor'}, {thread_count()} threads"
+
+
+def model_identity(model: str) -> str:
+    """Identity of a Hugging Face directory or GGUF file, as tables name it; hashes a file that is new to it."""
+    from artifact.checkpoints import open_checkpoint
+
+    return open_checkpoint(model).identity
 
 
 def read_table(path: Path) -> Table:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from artifact.account import Mode
 from artifact.errors import UserError
 from artifact.gate import Check, Gate, Table
 from artifact.gate_costs import Line, costs_from
+from tests.models_fixture import Loaded
 
 CONTEXTS = (1024, 2048, 8192)
 
@@ -164,3 +166,8 @@ def test_damaged_tables_are_one_sentence(tmp_path: Path, key: str, value: Any) -
     path.write_text(json.dumps(change(json.loads(path.read_text()), key, value)))
     with pytest.raises(UserError, match=r"gate\.json"):
         Gate.load(path, model="sha-1", device=table().device)
+
+
+def test_a_checkpoint_is_named_as_its_weights_are(tiny: Callable[[str], Loaded]) -> None:
+    loaded = tiny("llama")
+    assert gates.model_identity(str(loaded.path)) == loaded.weights.identity
