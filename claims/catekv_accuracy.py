@@ -50,7 +50,7 @@ CLAIM = Claim(
     paper="catekv",
     place="sections 3, 4 and B.1",
     needs="a model with trained weights and its tokenizer; 4 GB of memory",
-    minutes={"embedded": "3 (quick: 0.7)", "gpu": "not run: synthetic weights answer nothing", "paper": "60"},
+    minutes={"embedded": "3.5 (quick: 1.2)", "gpu": "not run: synthetic weights answer nothing", "paper": "60"},
     tables=("catekv_accuracy", "catekv_needles"),
     predicates=(
         Predicate(

@@ -38,7 +38,7 @@ CLAIM = Claim(
     paper="spark",
     place="sections 3 and 4",
     needs="a model with trained weights and its tokenizer; 4 GB of memory",
-    minutes={"embedded": "2 (quick: 0.6)", "gpu": "not run: synthetic weights have no perplexity", "paper": "30"},
+    minutes={"embedded": "2 (quick: 1)", "gpu": "not run: synthetic weights have no perplexity", "paper": "30"},
     tables=("spark_quality",),
     predicates=(
         Predicate(
