@@ -42,9 +42,14 @@ PLAIN = {
 HEAD = r"""\documentclass[10pt]{article}
 \usepackage[a4paper,margin=20mm]{geometry}
 \usepackage[T1]{fontenc}
+\usepackage[table]{xcolor}
+\usepackage{adjustbox,etoolbox}
 \usepackage{lmodern,booktabs,longtable,array,graphicx,amsmath}
 \usepackage[hidelinks,pdfusetitle]{hyperref}
 \newcolumntype{L}[1]{>{\raggedright\arraybackslash}p{#1}}
+% a table in its own size, or as wide as the text
+\BeforeBeginEnvironment{tabular}{\begin{adjustbox}{max width=\linewidth}}
+\AfterEndEnvironment{tabular}{\end{adjustbox}}
 % a figure in its own size, or as wide as the text
 \newcommand{\fitted}[1]{\sbox0{\includegraphics{#1}}%
   \ifdim\wd0>\linewidth\resizebox{\linewidth}{!}{\usebox0}\else\usebox0\fi}

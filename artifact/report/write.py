@@ -46,6 +46,26 @@ def write_reports(folder: Path, missing_tables: dict[str, str] | None = None) ->
     return written, missing
 
 
+def write_tables(folder: Path, wanted: list[str] | None = None) -> tuple[list[Path], dict[str, str], bool]:
+    """Files written, tables left out with the reason, and whether each of them was left out for a good one.
+
+    A table that cannot be made costs no other one; what its own code raised is kept in the folder's `errors/`.
+    """
+    from paper_tables.render import render_run, table_names
+
+    written: list[Path] = []
+    skipped: dict[str, str] = {}
+    sound = True
+    for name in wanted or table_names():
+        made, fault = isolated(partial(render_run, folder, [name]), folder, f"table-{name}")
+        if made is not None:
+            written += made[0]
+            skipped |= made[1]
+        if fault is not None:
+            skipped[name], sound = fault.reason, False
+    return written, skipped, sound
+
+
 def _figures(folder: Path) -> tuple[list[Plot], dict[str, str]]:
     from paper_tables.plots.render import plot_names, plot_run
 

@@ -16,13 +16,12 @@ from artifact.verify import derive
 @click.option("--pdf", is_flag=True, help="Also report.pdf: verdicts, tables and figures through LaTeX.")
 def command(run: str, pdf: bool) -> int:
     """Derive verdicts, tables, figures, page and standard records of the folder RUN again from its raw samples."""
-    from artifact.report.write import write_reports
-    from paper_tables.render import render_run
+    from artifact.report.write import write_reports, write_tables
 
     folder = run_folder(run)
     try:
         derive(folder)
-        tables, skipped = render_run(folder)
+        tables, skipped, _ = write_tables(folder)
         written, missing = write_reports(folder, skipped)
         if pdf:
             from artifact.report.pdf import write_pdf

@@ -9,7 +9,6 @@ import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import click
@@ -18,7 +17,7 @@ from artifact import claim as claims
 from artifact import profiles, system
 from artifact.errors import UserError
 from artifact.records import Run, new_run_path, runs_folder
-from artifact.verify import EXIT_ERROR, Outcome, exit_code, isolated, merge_results, verify
+from artifact.verify import EXIT_ERROR, Outcome, exit_code, merge_results, verify
 
 OPTIONS = (
     click.option("--quick", is_flag=True, help="Fewer samples, the same regions: about two minutes a claim."),
@@ -80,7 +79,7 @@ def execute(names: Sequence[str], options: Options) -> int:
     if path.exists() and not path.is_dir():
         raise UserError(f"--run {path} is a file; give a folder")
     from artifact.report import console
-    from artifact.report.write import write_reports
+    from artifact.report.write import write_reports, write_tables
 
     budget_s = None if options.minutes is None else 60 * options.minutes
     with _open(path, profile, options.quick, budget_s) as run:
@@ -92,7 +91,8 @@ def execute(names: Sequence[str], options: Options) -> int:
         finally:
             run.progress.close()
         code = exit_code(outcomes)
-        tables, skipped, sound = _tables(run)
+        merge_results(run.path, run.profile, run.quick, [])
+        tables, skipped, sound = write_tables(path)
         code = code if sound else EXIT_ERROR
         reports, missing = write_reports(path, skipped)
     if not options.as_json:
@@ -118,24 +118,6 @@ def _open(path: Path, profile: profiles.Profile, quick: bool, budget_s: float | 
         return Run(path, profile, quick, budget_s)
     except OSError as error:
         raise UserError(f"run folder {path} cannot be written ({error.strerror}); choose another with --run") from None
-
-
-def _tables(run: Run) -> tuple[list[Path], dict[str, str], bool]:
-    """Files written, tables left out with the reason, and whether each of them was left out for a good one."""
-    from paper_tables.render import render_run, table_names
-
-    merge_results(run.path, run.profile, run.quick, [])
-    written: list[Path] = []
-    skipped: dict[str, str] = {}
-    sound = True
-    for name in table_names():
-        made, fault = isolated(partial(render_run, run.path, [name]), run.path, f"table-{name}")
-        if made is not None:
-            written += made[0]
-            skipped |= made[1]
-        if fault is not None:  # a table that cannot be made must not cost the verdicts that were measured
-            skipped[name], sound = fault.reason, False
-    return written, skipped, sound
 
 
 def _footer(path: Path, tables: Sequence[Path], skipped: dict[str, str]) -> None:
