@@ -53,30 +53,6 @@ def _put(y, n, value, bias, add):  # type: ignore[no-untyped-def]
     y[n] = y[n] + value if add else value
 
 
-@numba.njit(parallel=True, fastmath=FASTMATH, cache=True)
-def _dense4(raw, gain, eps, scratch, q, scales, bias, y, add, parts):  # type: ignore[no-untyped-def]
-    x = normed(raw, gain, eps, scratch)
-    groups = x.shape[0] // GROUP
-    offsets = np.empty(groups, dtype=np.float32)  # codes are 8 too large: what that adds per group
-    for g in range(groups):
-        total = np.float32(0)
-        for k in range(g * GROUP, (g + 1) * GROUP):
-            total += x[k]
-        offsets[g] = np.float32(8) * total
-    for p in numba.prange(parts.shape[0]):
-        for n in range(parts[p, 0], parts[p, 1]):
-            total = np.float32(0)
-            for g in range(groups):
-                codes = q[n, g * HALF : (g + 1) * HALF]
-                left, right = x[g * GROUP : g * GROUP + HALF], x[g * GROUP + HALF : (g + 1) * GROUP]
-                s = np.float32(0)
-                for j in range(HALF):
-                    code = np.int32(codes[j])
-                    s += np.float32(code & 15) * left[j] + np.float32(code >> 4) * right[j]
-                total += scales[g, n] * (s - offsets[g])
-            _put(y, n, total, bias, add)
-
-
 @numba.njit(fastmath=EXACT)
 def _add8(index, value, first, last, q, low, high, sums):  # type: ignore[no-untyped-def]
     """Set sums[low:high] to the sum over the listed channels first:last of value times their codes."""
@@ -107,23 +83,39 @@ def _add8(index, value, first, last, q, low, high, sums):  # type: ignore[no-unt
 
 
 @numba.njit(fastmath=EXACT)
-def _add_codes(v0, v1, r0, r1, blocks, out):  # type: ignore[no-untyped-def]
-    """Add v0 and v1 times the codes of two packed rows to out."""
-    for block in range(blocks):
-        a, b = r0[block * HALF : (block + 1) * HALF], r1[block * HALF : (block + 1) * HALF]
-        low, high = out[block * GROUP : block * GROUP + HALF], out[block * GROUP + HALF : (block + 1) * GROUP]
-        for j in range(HALF):
-            x, y = np.int32(a[j]), np.int32(b[j])
-            low[j] += v0 * np.float32(x & 15) + v1 * np.float32(y & 15)
-            high[j] += v0 * np.float32(x >> 4) + v1 * np.float32(y >> 4)
+def _add_codes(v0, v1, v2, v3, a, b, c, d, low, high):  # type: ignore[no-untyped-def]
+    """Add the values times the codes of four packed rows to the sums of the codes in the low and in the high halves."""
+    for j in range(low.shape[0]):
+        p, q, r, s = np.int32(a[j]), np.int32(b[j]), np.int32(c[j]), np.int32(d[j])
+        left = (v0 * np.float32(p & 15) + v1 * np.float32(q & 15)) + (v2 * np.float32(r & 15) + v3 * np.float32(s & 15))
+        right = (v0 * np.float32(p >> 4) + v1 * np.float32(q >> 4)) + (
+            v2 * np.float32(r >> 4) + v3 * np.float32(s >> 4)
+        )
+        low[j] += left
+        high[j] += right
 
 
 @numba.njit(fastmath=EXACT)
-def _add4(index, value, count, first, last, q, scales, low, high, group_sums, sums):  # type: ignore[no-untyped-def]
-    """Set sums[low:high] to the products of the listed channels that lie in groups first:last, group by group."""
-    out, width = sums[low:high], high - low
+def _scale(scale, low, high, offset, out):  # type: ignore[no-untyped-def]
+    """Add a group's sums to out: byte j of a block of 32 holds outputs j and 32 + j, and codes are 8 too large."""
+    for block in range(out.shape[0] // GROUP):
+        n, m = block * GROUP, block * HALF
+        for j in range(HALF):
+            out[n + j] += scale[n + j] * (low[m + j] - offset)
+        for j in range(HALF):
+            out[n + HALF + j] += scale[n + HALF + j] * (high[m + j] - offset)
+
+
+@numba.njit(fastmath=EXACT)
+def _add4(index, value, count, first, last, q, scales, start, stop, halves, sums):  # type: ignore[no-untyped-def]
+    """Set sums[start:stop] to the products of the listed channels that lie in groups first:last, group by group.
+
+    Four channels are added at a time; the last of a group are filled up with zeros.
+    """
+    out, width = sums[start:stop], (stop - start) // 2
     out[:] = np.float32(0)
-    acc = group_sums[:width]
+    low, high = halves[0, :width], halves[1, :width]
+    rows = q[:, start // 2 : stop // 2]
     p = 0
     while p < count and index[p] < first * GROUP:
         p += 1
@@ -133,26 +125,25 @@ def _add4(index, value, count, first, last, q, scales, low, high, group_sums, su
             end += 1
         if end == p:
             continue
-        acc[:] = np.float32(0)
+        low[:] = np.float32(0)
+        high[:] = np.float32(0)
         total = np.float32(0)
         while p < end:
-            v0, r0 = value[p], q[index[p], low // 2 : high // 2]
-            v1, r1 = np.float32(0), r0
-            if p + 1 < end:
-                v1, r1 = value[p + 1], q[index[p + 1], low // 2 : high // 2]
-            _add_codes(v0, v1, r0, r1, width // GROUP, acc)
-            total += v0 + v1
-            p += 2
+            i1, i2, i3 = min(p + 1, end - 1), min(p + 2, end - 1), min(p + 3, end - 1)
+            v0 = value[p]
+            v1 = value[i1] if p + 1 < end else np.float32(0)
+            v2 = value[i2] if p + 2 < end else np.float32(0)
+            v3 = value[i3] if p + 3 < end else np.float32(0)
+            _add_codes(v0, v1, v2, v3, rows[index[p]], rows[index[i1]], rows[index[i2]], rows[index[i3]], low, high)
+            total += (v0 + v1) + (v2 + v3)
+            p += 4
         p = end
-        offset = np.float32(8) * total
-        scale = scales[g, low:high]
-        for j in range(width):
-            out[j] += scale[j] * (acc[j] - offset)
+        _scale(scales[g, start:stop], low, high, np.float32(8) * total, out)
 
 
 @numba.njit(parallel=True, fastmath=EXACT, cache=True)
 def _sparse(  # type: ignore[no-untyped-def]
-    raw, gain, eps, scratch, four, q, scales, thresholds, segments, bias, y, add, kept, index, value, sums, group_sums
+    raw, gain, eps, scratch, four, q, scales, thresholds, segments, bias, y, add, kept, index, value, sums, halves
 ):
     parts = sums.shape[0]
     x = normed(raw, gain, eps, scratch)
@@ -169,7 +160,7 @@ def _sparse(  # type: ignore[no-untyped-def]
                 kept[s:end] = count
             if four:
                 first, last = groups * p // parts, groups * (p + 1) // parts
-                _add4(index[p], value[p], count, first, last, q, scales, low, high, group_sums[p], sums[p])
+                _add4(index[p], value[p], count, first, last, q, scales, low, high, halves[p], sums[p])
             else:
                 _add8(index[p], value[p], count * p // parts, count * (p + 1) // parts, q, low, high, sums[p])
             s = end
@@ -190,13 +181,19 @@ def bind(
     norm: Norm | None,
     accumulate: bool,
 ) -> Launch:
-    """Bind the dense product; shapes are checked by `kernels.quant_gemv.bind`."""
-    eight = weight.bits == 8
+    """Bind the dense product; shapes are checked by `kernels.quant_gemv.bind`.
+
+    In 4 bits it is the thresholded one with nothing below its threshold: adding whole rows needs no sum across a
+    register, which unpacked codes are too short for.
+    """
+    if weight.bits == 4:
+        every = Selection(torch.tensor([-1.0]), (0, weight.outputs), torch.zeros(1, dtype=torch.int32))
+        return bind_sparse(x, weight, y, every, bias, norm, accumulate)
     return functools.partial(
-        _dense8 if eight else _dense4,
+        _dense8,
         array("x", x),
         *norm_arrays(norm),
-        array("q", weight.q, torch.int8 if eight else torch.uint8),
+        array("q", weight.q, torch.int8),
         array("scales", weight.scales),
         np.zeros(0, dtype=np.float32) if bias is None else array("bias", bias),
         array("y", y),
@@ -233,5 +230,5 @@ def bind_sparse(
         index,
         value,
         sums,
-        np.empty_like(sums) if four else np.empty((sums.shape[0], 0), dtype=np.float32),
+        np.empty((sums.shape[0], 2, weight.outputs // 2 if four else 0), dtype=np.float32),
     )
