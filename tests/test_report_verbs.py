@@ -12,10 +12,14 @@ import pytest
 
 from artifact.cli import main
 from artifact.errors import UserError
+from artifact.records import Run
 from artifact.report import docs, pdf
 from artifact.report.stored import open_run
+from artifact.report.write import write_tables
+from artifact.verify import derive
 from paper_tables import recorded
-from tests import run_folder
+from paper_tables.render import table_names
+from tests import faults, run_folder
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -175,6 +179,27 @@ def test_the_pdf_compiles_to_the_same_bytes(run: Path) -> None:
     except UserError as missing:
         pytest.skip(str(missing))
     assert first.startswith(b"%PDF") and pdf.write_pdf(run).read_bytes() == first
+
+
+@pytest.mark.skipif(shutil.which(pdf.ENGINE) is None, reason="pdflatex is not installed here")
+def test_the_pdf_holds_a_table_of_every_template(tmp_path: Path) -> None:
+    """Whatever a table needs of LaTeX, the document has; the rows are the controls of the seeded faults."""
+    folder = run_folder.make(tmp_path / "all", ("byte_account",), judged=False)
+    with Run(folder, run_folder.PROFILE) as opened:
+        for suite in faults.suites():
+            if suite.claim != "byte_account":
+                rows = [
+                    {"text": "simulated", "context": 4096, "scored": 4, "cell": "simulated", "block": 0, **row}
+                    for row in suite.honest()
+                ]
+                opened.start_claim(suite.claim, Path(faults.__file__))
+                for key, block in sorted({(row["cell"], row["block"]) for row in rows}):
+                    own = [row for row in rows if (row["cell"], row["block"]) == (key, block)]
+                    opened.record(suite.claim, key, own, block)
+    derive(folder)
+    written, skipped, sound = write_tables(folder)
+    assert sound and not skipped and {file.stem for file in written} == set(table_names())
+    assert pdf.write_pdf(folder).stat().st_size > 50_000
 
 
 def test_the_document_inputs_nothing_that_a_record_asks_for(run: Path, tmp_path: Path) -> None:
