@@ -32,8 +32,8 @@ WARMUP_STEPS = 2
 ROOM_STEPS = WARMUP_STEPS + 1  # and the step that is checked
 PILOT_STEPS = 4
 SPREAD = (0.6, 1.4)  # crossing contexts, as shares of the predicted crossing
-# Float32 rounding; and channels within rounding of a threshold that fall on the other side, one of which moves logits by
-# a tenth through thirty layers (artifact.reference): 0.17 was seen. A wrong row, mask or cache differs by about one.
+# Float32 rounding; and channels within rounding of a threshold that fall on the other side, one of which moves logits
+# by a tenth through thirty layers (artifact.reference): 0.17 was seen. A wrong row, mask or cache differs by about one.
 DENSE_TOLERANCE, SPARSE_TOLERANCE = 1e-3, 0.5
 
 
