@@ -16,6 +16,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from artifact import batching
@@ -177,7 +179,9 @@ def _crossings(timed: list[dict[str, Any]], profile: Profile) -> list[Finding]:
             apart[batch].append((measured[batch][-1] - predictions[-1]) / stars[-1])
         found = {"n*": stars, "predicted": predictions, "measured": measured[batch]}
         extra |= {f"{name} of {batch}, tokens": fmean(values) for name, values in found.items()}
-    gaps = [min(measured[a][i] - measured[b][i] for a, b in itertools.pairwise(batches)) for i in range(len(blocks))]
+    # NumPy's minimum keeps NaN: a crossing that was not bracketed must not vanish behind the others.
+    pairs = list(itertools.pairwise(batches))
+    gaps = [float(np.min([measured[a][i] - measured[b][i] for a, b in pairs])) for i in range(len(blocks))]
     return [
         find(ORDER, block_interval(gaps, unit="tokens"), profile, extra=extra),
         find(AGREES, block_interval(apart[batches[-1]]), profile, f"batch of {batches[-1]}"),

@@ -18,6 +18,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from artifact.account import Setting, n_star
@@ -41,8 +43,8 @@ LONGEST = 7936  # the prefill that the crossing claim makes
 BUDGET_TOKENS = 1024
 # Each with the two contexts of its sweep, which enclose its byte crossover on the embedded model.
 VARIANTS = (
-    (Variant("int8", bits=8), (512, 4096)),
-    (Variant("int4", bits=4), (256, 3072)),
+    (Variant("int8", bits=8), (512, 6144)),
+    (Variant("int4", bits=4), (512, 6144)),
     (Variant("budget", budget_tokens=BUDGET_TOKENS), (2048, LONGEST)),
 )
 QUANTISED = ("int8", "int4")
@@ -116,7 +118,8 @@ def judge(rows: list[dict[str, Any]], profile: Profile) -> list[Finding]:
         return [not_run(predicate, "no block was measured") for predicate in CLAIM.predicates]
     found = {variant.name: [_crossing(rows, variant, block) for block in blocks] for variant, _ in VARIANTS}
     loaded = _loaded_n_star(rows)
-    largest = [max(found[name][i].measured for name in QUANTISED) / loaded for i in range(len(blocks))]
+    # NumPy's maximum keeps NaN: a crossing that was not bracketed must not vanish behind the other.
+    largest = [float(np.max([found[name][i].measured for name in QUANTISED])) / loaded for i in range(len(blocks))]
     findings = [find(CLOSER, block_interval(largest, unit="x"), profile, extra={"n* as loaded, tokens": loaded})]
     for name, predicate in WHERE.items():
         one = found[name]
