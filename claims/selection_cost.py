@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 NAME = "selection_cost"
 PAPER = figures("crossover")
 BLOCKS, QUICK_BLOCKS = 5, 3
+SHORTEST = 16384  # where the paper's lengths begin; a model whose window ends before is judged at all of its lengths
 
 CLAIM = Claim(
     name=NAME,
@@ -77,7 +78,8 @@ def judge(rows: list[dict[str, Any]], profile: Profile) -> list[Finding]:
         return [not_run(repaid, "no length was measured")]
     require_equal_arms({str(n): [row for row in passes if row["context"] == n] for n in lengths})
     intervals = {n: tokens_to_repay(steps, [row for row in passes if row["context"] == n]) for n in lengths}
-    slowest = max(lengths, key=lambda n: intervals[n].high if intervals[n].finite else math.inf)
+    judged = [n for n in lengths if n >= SHORTEST] or lengths
+    slowest = max(judged, key=lambda n: intervals[n].high if intervals[n].finite else math.inf)
     extra: dict[str, float | str] = {f"tokens at {n}": intervals[n].point for n in lengths}
     costs = block_interval([median(row["once_ms"]) for row in passes if row["context"] == lengths[-1]], unit="ms")
     return [

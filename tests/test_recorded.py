@@ -22,23 +22,24 @@ def test_a_recorded_run_names_its_commit_and_gpu_and_holds_seven_blocks(name: st
     with opened(name) as folder:
         system, results = read_json(folder / "system.json"), read_results(folder)
     assert re.fullmatch(r"[0-9a-f]{40}", system["commit"]) and system["gpus"][0]["name"] == "NVIDIA H200"
-    assert {"crossover", "speedup_bounds", "baseline_sensitivity"} <= results["claims"].keys()
-    for claim in ("speedup_bounds", "baseline_sensitivity"):
+    assert {"crossover", "speedup_bounds", "selection_cost"} <= results["claims"].keys()
+    for claim in results["claims"].keys() & {"speedup_bounds", "baseline_sensitivity"}:
         assert results["claims"][claim]["verdict"] == "reproduced"
         assert all(finding["interval"]["n"] >= 7 for finding in results["claims"][claim]["findings"])
+    assert results["claims"]["selection_cost"]["verdict"] == "reproduced"
 
 
 def test_the_crossings_of_the_8b_model_are_those_that_the_documentation_prints() -> None:
     with opened(H200[0]) as folder:
         findings = read_results(folder)["claims"]["crossover"]["findings"]
     crossings = [finding for finding in findings if finding["predicate"].startswith("crossing at")]
-    assert [round(finding["extra"]["measured_tokens"]) for finding in crossings] == [39366, 23007, 19820]
+    assert [round(finding["extra"]["measured_tokens"]) for finding in crossings] == [60336, 43012, 37502]
     assert [finding["verdict"] for finding in crossings] == ["reproduced"] * 3
 
 
-def test_crossings_of_the_3b_model_below_the_sweep_are_inconclusive_not_contradicted() -> None:
+def test_two_crossings_of_the_3b_model_contradict_their_prediction_as_the_documentation_says() -> None:
     with opened(H200[1]) as folder:
         findings = read_results(folder)["claims"]["crossover"]["findings"]
     crossings = [finding for finding in findings if finding["predicate"].startswith("crossing at")]
-    assert [finding["verdict"] for finding in crossings] == ["inconclusive"] * 3
-    assert all("did not bracket" in finding["note"] for finding in crossings)
+    assert [finding["verdict"] for finding in crossings] == ["reproduced", "contradicted", "contradicted"]
+    assert [round(finding["interval"]["point"]) for finding in crossings] == [-448, -2419, -4009]
