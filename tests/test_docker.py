@@ -79,7 +79,15 @@ def test_the_context_is_a_list_of_what_is_needed() -> None:
     lines = (ROOT / ".dockerignore").read_text().split()
     assert lines[0] == "*"
     allowed = [line[1:] for line in lines if line.startswith("!")]
-    assert {"artifact", "claims", "kernels", "paper_tables", "requirements", "tests/faults", "docker/entrypoint.sh"} <= set(allowed)
+    assert {
+        "artifact",
+        "claims",
+        "kernels",
+        "paper_tables",
+        "requirements",
+        "tests/faults",
+        "docker/entrypoint.sh",
+    } <= set(allowed)
     assert all((ROOT / name).exists() for name in allowed)
 
 

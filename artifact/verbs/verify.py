@@ -124,8 +124,17 @@ def _footer(path: Path, tables: Sequence[Path], skipped: dict[str, str]) -> None
     click.echo()
     for table in tables:
         click.echo(f"table  {_relative(table)}")
-    for name, reason in skipped.items():
-        click.echo(f"table  {name} not made: {reason}")
+    _left_out("table ", "tables", skipped)
+
+
+def _left_out(head: str, plural: str, missing: dict[str, str]) -> None:
+    """What was not made. That a run of few claims lacks the others' rows is one line, any other reason its own."""
+    other = [name for name, reason in missing.items() if reason.startswith("no samples of ")]
+    for name, reason in missing.items():
+        if name not in other:
+            click.echo(f"{head} {name} not made: {reason}")
+    if other:
+        click.echo(f"{head} {len(other)} {plural} of claims that this run does not hold")
 
 
 def _report_lines(path: Path, reports: Sequence[Path], missing: dict[str, str]) -> None:
@@ -133,8 +142,7 @@ def _report_lines(path: Path, reports: Sequence[Path], missing: dict[str, str]) 
     for report in reports:
         if report.suffix in (".pdf", ".html"):
             click.echo(f"{'figure' if report.suffix == '.pdf' else 'page  '} {_relative(report)}")
-    for name, reason in missing.items():
-        click.echo(f"       {name} not made: {reason}")
+    _left_out("      ", "figures", missing)
     click.echo(f"run    {_relative(path)}")
 
 
