@@ -38,7 +38,8 @@ outputs["gate_up sparse"] = act
 
 low = LowRank(draw(149, 5, seed=10), draw(149, 5, seed=11), draw(149, 5, seed=12))
 act, kept = filled(154), torch.zeros(2, dtype=torch.int32)
-masked_mlp.bind(draw(159, seed=13), x, w[149:], act, torch.tensor([0.2]), kept, Norm(draw(333, seed=6), 1e-5), None, low)()
+gain, limit = Norm(draw(333, seed=6), 1e-5), torch.tensor([0.2])
+masked_mlp.bind(draw(159, seed=13), x, w[149:], act, limit, kept, gain, None, low)()
 outputs["masked_mlp"] = act
 
 keys, values, out = draw(3, 1700, 64, seed=4), draw(3, 1700, 64, seed=5), filled(576)
