@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import signal
@@ -175,7 +176,10 @@ def test_twins_are_refused(run: Run) -> None:
 
 def start(path: Path, cells: list[dict[str, Any]]) -> subprocess.Popen[str]:
     command = [sys.executable, str(TESTS / "fake_campaign.py"), str(path), json.dumps(cells)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    # A test run that was started in the background ignores interrupts, and so would what it starts.
+    heed = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen(command, **pipes, text=True, start_new_session=True, preexec_fn=heed)
 
 
 def as_json(key: str, task: str = "rows", **params: Any) -> dict[str, Any]:
