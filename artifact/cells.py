@@ -41,6 +41,7 @@ PROFILE_STEPS = 2
 EXTRA_STEPS = 1 + WARMUP_STEPS + PROFILE_STEPS  # the gate's step, warm-up, and steps timed launch by launch
 # Thresholds are quantiles of other text; single passages of ten tokens were seen to read 46.9% to 52.1% at 50%.
 KEEP_TOLERANCE = 0.05
+MEASURED_AGAIN = 3
 BANDWIDTH_SLACK = 1.15  # reading faster than memory by more than this means that a cache was measured
 
 Row = dict[str, Any]
@@ -104,7 +105,7 @@ def decode(params: Row) -> Iterator[Row]:
         rows += [{**row, "group": number} for row in measured]
     bandwidth = before.best(read_bandwidth(device))
     for row in rows:
-        check_bandwidth(row, bandwidth)
+        bandwidth = settled(row, bandwidth, device)
         yield {**row, "read_gbps": bandwidth.median_gbps, "note": params["note"]}
 
 
@@ -278,18 +279,39 @@ def check_counts(one: Row, counted_r_p: float, decoder: Decoder, steps: int) -> 
         raise RuntimeError(f"{expected} cache entries were expected per head, {int(decoder.attended.max())} are there")
 
 
-def check_bandwidth(row: Row, bandwidth: Bandwidth) -> None:
-    """Raise RuntimeError when the median step beat memory: then a broken clock or work left undone was measured.
+def settled(row: Row, bandwidth: Bandwidth, device: torch.device) -> Bandwidth:
+    """Check a row and return the bandwidth that it was checked against.
 
-    A last-level cache can serve at most its own size of what a step reads; the rest has to come from memory.
+    A row that beat memory as measured so far is no error yet: other work may have slowed that measurement down, so
+    memory is measured again before the row is refused.
     """
+    for _ in range(MEASURED_AGAIN):
+        if _plausible(row, bandwidth):
+            break
+        bandwidth = bandwidth.best(read_bandwidth(device))
+    check_bandwidth(row, bandwidth)
+    return bandwidth
+
+
+def check_bandwidth(row: Row, bandwidth: Bandwidth) -> None:
+    """Raise RuntimeError when the median step beat memory: then a broken clock or work left undone was measured."""
+    if not _plausible(row, bandwidth):
+        where = f"{row['mode']} at {row['context']} tokens"
+        reached = _reached_gbps(row)
+        raise RuntimeError(f"{where} moved {reached:.1f} GB/s where memory reads {bandwidth.fastest_gbps:.1f}")
+
+
+def _plausible(row: Row, bandwidth: Bandwidth) -> bool:
+    reached = _reached_gbps(row)
+    return math.isfinite(reached) and reached <= BANDWIDTH_SLACK * bandwidth.fastest_gbps
+
+
+def _reached_gbps(row: Row) -> float:
+    """GB/s from memory: a last-level cache can serve at most its own size of what a step reads."""
     step_bytes = row["projection_bytes"] + row["kv_bytes"] + row["head_bytes"]
     from_memory = max(0.0, step_bytes - row["llc_bytes"])
     median_ms = statistics.median(row["ms"])
-    reached = from_memory / median_ms / 1e6 if median_ms > 0 else math.inf
-    if not math.isfinite(reached) or reached > BANDWIDTH_SLACK * bandwidth.fastest_gbps:
-        where = f"{row['mode']} at {row['context']} tokens"
-        raise RuntimeError(f"{where} moved {reached:.1f} GB/s where memory reads {bandwidth.fastest_gbps:.1f}")
+    return float(from_memory / median_ms / 1e6) if median_ms > 0 else math.inf
 
 
 def last_level_bytes(device: torch.device) -> int:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from artifact.cells import check_bandwidth, live, measure_group, member, prepared_for, request
+from artifact.cells import live, measure_group, member, prepared_for, request, settled
 from artifact.kv.snapkv import SnapKV
 from artifact.prepare import Prepared, grid
 from artifact.profiles import Profile
@@ -55,7 +55,7 @@ def measure(params: Row) -> Iterator[Row]:
         yield {"kind": SELECTION, "context": context, "r_kv": r_kv, "once_ms": once_ms, "text": prepared.text}
     bandwidth = before.best(read_bandwidth(device))
     for row in rows:
-        check_bandwidth(row, bandwidth)
+        bandwidth = settled(row, bandwidth, device)
         yield {**row, "read_gbps": bandwidth.median_gbps, "note": params["note"]}
 
 

@@ -18,9 +18,9 @@ from artifact.cells import (
     KEEP_TOLERANCE,
     PROFILE_STEPS,
     WARMUP_STEPS,
-    check_bandwidth,
     is_name,
     last_level_bytes,
+    settled,
 )
 from artifact.decoder import Decoder
 from artifact.masked_cells import opened
@@ -83,7 +83,6 @@ def timed(params: Row) -> Iterator[Row]:
             "context": context,
             "steps": steps,
             "gate_error": errors[arm.label],
-            "read_gbps": bandwidth.median_gbps,
             "ops_ms": profile_ops(decoder, PROFILE_STEPS),
             "llc_bytes": last_level_bytes(weights.device),
             "model": weights.shape.name,
@@ -93,8 +92,8 @@ def timed(params: Row) -> Iterator[Row]:
             "text": label,
         }
         row |= counts[arm.label]
-        check_bandwidth(row, bandwidth)
-        yield row | arm.record()
+        bandwidth = settled(row, bandwidth, weights.device)
+        yield row | arm.record() | {"read_gbps": bandwidth.median_gbps}
 
 
 def counted(arm: Arm, decoder: Decoder, steps: int) -> Row:
