@@ -13,10 +13,10 @@ import torch
 
 from artifact.errors import UserError
 from artifact.kv.branch import Entries, LayerInputs
-from artifact.models import empty
 from artifact.shapes import Shape
 from artifact.step import Op
 from kernels import attention, rope_append
+from kernels.memory import empty
 
 
 @dataclass(frozen=True)

@@ -10,13 +10,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 
 from artifact.checkpoints import Checkpoint, open_checkpoint
 from artifact.errors import UserError, one_line
 from artifact.rope import inverse_frequencies
 from artifact.shapes import Shape
+from kernels.memory import empty, placed
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -116,12 +116,12 @@ def synthetic(shape: Shape, device: str, dtype: torch.dtype, seed: int = 0) -> W
     generator = torch.Generator(device=device).manual_seed(seed)
 
     def normal(rows: int, columns: int) -> torch.Tensor:
-        values = torch.empty(rows, columns, device=device, dtype=dtype)
+        values = empty((rows, columns), dtype, device)
         return values.normal_(0.0, columns**-0.5, generator=generator)
 
     def matrix(rows: int, columns: int) -> Matrix:
         w = normal(rows, columns)
-        return Matrix(w, w.T.contiguous())
+        return Matrix(w, placed(w.T))
 
     def layer() -> Layer:
         ones = torch.ones(shape.hidden, device=device)
@@ -192,13 +192,11 @@ class _Reader:
     def matrix(self, names: list[str], outputs: list[int], inputs: int, biased: bool = False) -> Matrix:
         """Return a fused projection in both layouts, with the fused bias when the checkpoint has one or must have."""
         w = self.fused([f"{name}.weight" for name in names], [(rows, inputs) for rows in outputs])
-        w_in = empty((inputs, w.shape[0]), w.dtype, self.device)
-        w_in.copy_(w.T)
         biases = [f"{name}.bias" for name in names]
         bias = None
         if biased or any(self.has(name) for name in biases):
             bias = self.fused(biases, [(rows,) for rows in outputs], torch.float32)
-        return Matrix(w, w_in, bias)
+        return Matrix(w, placed(w.T), bias)
 
 
 def _layer(reader: _Reader, shape: Shape, index: int) -> Layer:
@@ -231,10 +229,3 @@ def _layer(reader: _Reader, shape: Shape, index: int) -> Layer:
         q_norm=head_norm("q_norm"),
         k_norm=head_norm("k_norm"),
     )
-
-
-def empty(shape: tuple[int, ...], dtype: torch.dtype, device: str) -> torch.Tensor:
-    """Allocate; on the CPU through NumPy, which asks the kernel for huge pages (fewer page walks while streaming)."""
-    if device == "cpu" and dtype == torch.float32:
-        return torch.from_numpy(np.empty(shape, dtype=np.float32))
-    return torch.empty(shape, dtype=dtype, device=device)

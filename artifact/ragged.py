@@ -14,9 +14,9 @@ import torch
 
 from artifact.cache import KVCache
 from artifact.kv.branch import Entries, LayerInputs
-from artifact.models import empty
 from artifact.step import Op
 from kernels import ragged, rope_append
+from kernels.memory import empty
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import torch
 
 from kernels import ShapeError
+from kernels.memory import placed
 
 GROUP = 64  # inputs that share a scale in 4 bits, and neighbours that are packed together
 HALF = GROUP // 2
@@ -62,14 +63,14 @@ def quantise(w: torch.Tensor, bits: int) -> Quantised:
     if bits == 8:
         scales = (w.abs().amax(1) / 127).clamp(min=1e-30)
         q = torch.round(w / scales[:, None]).to(torch.int8)
-        return Quantised(8, q.contiguous(), q.T.contiguous(), scales)
+        return Quantised(8, placed(q), placed(q.T), scales)
     rows, depth = w.shape
     if rows % GROUP or depth % GROUP:
         raise ShapeError(f"a weight of shape {tuple(w.shape)} in 4 bits; both sides must be multiples of {GROUP}")
     grouped = w.view(rows, depth // GROUP, GROUP)
     scales = (grouped.abs().amax(2) / 7).clamp(min=1e-30)
     codes = (torch.round(grouped / scales[:, :, None]) + 8).to(torch.uint8).view(rows, depth)
-    return Quantised(4, pack(codes), pack(codes.T.contiguous()), scales.T.contiguous())
+    return Quantised(4, placed(pack(codes)), placed(pack(codes.T.contiguous())), placed(scales.T))
 
 
 def pack(codes: torch.Tensor) -> torch.Tensor:

@@ -20,6 +20,7 @@ from artifact.kv.retain import budget
 from artifact.ragged import RaggedCache, pack_ragged
 from artifact.step import Op
 from kernels import pages, ragged
+from kernels.memory import empty
 from kernels.pages import Bounds
 from kernels.ragged import SPLIT, Pages
 
@@ -50,8 +51,8 @@ class Quest:
         budgets = torch.where(paged.to(device), count, -1).int()
         per_head = -(-source.capacities // self.page_tokens)
         ends = per_head.flatten().cumsum(0).view_as(per_head)
-        lows = source.keys.new_empty(int(ends[-1, -1]), source.keys.shape[1])
-        highs = torch.empty_like(lows)
+        size = (int(ends[-1, -1]), source.keys.shape[1])
+        lows, highs = (empty(size, source.keys.dtype, device) for _ in range(2))
         offsets = ends - per_head
         for (layer, head), first in _numbered(offsets):
             keys = source.keys[source.rows(layer, head)]

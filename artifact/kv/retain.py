@@ -13,8 +13,8 @@ import torch
 
 from artifact.cache import KVCache, PackedCache
 from artifact.errors import UserError
-from artifact.models import empty
 from kernels import gather
+from kernels.memory import empty
 
 
 def budget(tokens: int, keep: float) -> int:

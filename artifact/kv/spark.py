@@ -20,6 +20,7 @@ from artifact.cache import PackedCache
 from artifact.errors import UserError
 from artifact.pruned import PrunedCache, check_layers, query_strength, split_tail
 from kernels.channels import Pruned, pack_bytes, pack_words
+from kernels.memory import placed
 
 Saliency = Literal["qk", "k2q"]
 Recovery = Literal["none", "constant", "mean", "sample"]
@@ -124,12 +125,12 @@ class SparK:
             fill = (pruned.float().abs() if self.signs else pruned.float()).mean(-1).to(keys.dtype).contiguous()
             signs = pack_bytes(pruned < 0) if self.signs else None
         constant = self.constant if self.recovery == "constant" else 0.0
-        kept = keys[bits].view(*keys.shape[:2], width).contiguous()
+        kept = placed(keys[bits].view(*keys.shape[:2], width))
         if self.value_keep == 1.0:
-            return Pruned(dim, kept, pack_words(bits), None, signs, fill, constant, values.contiguous())
+            return Pruned(dim, kept, pack_words(bits), None, signs, fill, constant, placed(values))
         value_width = max(1, math.floor(self.value_keep * dim + 0.5))
         value_bits = top_channels(values.float().abs(), value_width)
-        short = values[value_bits].view(*values.shape[:2], value_width).contiguous()
+        short = placed(values[value_bits].view(*values.shape[:2], value_width))
         return Pruned(dim, kept, pack_words(bits), None, signs, fill, constant, short, pack_words(value_bits))
 
     def _recovered(self, keys: torch.Tensor, bits: torch.Tensor, layer: int) -> torch.Tensor:

@@ -17,6 +17,7 @@ from artifact import checks
 from artifact.cache import PackedCache
 from artifact.pruned import PrunedCache, check_layers, query_strength, split_tail
 from kernels.channels import Pruned
+from kernels.memory import placed
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class ThinK:
             keys = source.keys[index][:, :tokens]
             chosen = self.chosen(keys, observed)
             wide = chosen[:, None].expand(-1, tokens, -1)
-            kept, values = keys.gather(2, wide).contiguous(), source.values[index][:, :tokens].contiguous()
+            kept, values = placed(keys.gather(2, wide)), placed(source.values[index][:, :tokens])
             layers.append(Pruned(keys.shape[2], kept, None, chosen.int().contiguous(), None, None, 0.0, values))
         retained = int(source.lengths.max())
         return PrunedCache(tuple(layers), tail_keys, tail_values, lengths, source.prompt_tokens, retained)

@@ -10,6 +10,7 @@ import torch
 
 from kernels import Launch
 from kernels.cpu.common import FASTMATH, array
+from kernels.memory import empty
 
 
 @numba.njit(parallel=True, fastmath=FASTMATH, cache=True)
@@ -56,12 +57,12 @@ def _eight(data, out):  # type: ignore[no-untyped-def]
 
 
 def make_buffer(count: int) -> torch.Tensor:
-    """Return `count` float32 numbers, allocated as weights are: through NumPy, which asks the kernel for huge pages.
+    """Return `count` float32 numbers, allocated as weights are, in huge pages.
 
     With small pages the page walks cost a quarter of the bandwidth, and kernels would seem to beat memory.
     """
     pattern = np.random.default_rng(0).random(1 << 16, dtype=np.float32)
-    buffer = np.empty(count, dtype=np.float32)
+    buffer = empty((count,), torch.float32, "cpu").numpy()
     for start in range(0, count, pattern.size):
         part = buffer[start : start + pattern.size]
         part[:] = pattern[: part.size]
