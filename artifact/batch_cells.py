@@ -118,7 +118,7 @@ def measure(
                 "context": context,
                 "r_p": r_p,
                 "r_kv": r_kv,
-                "ms": samples[name],
+                **samples[name].row(),
                 "gate_error": errors[name],
                 "u_b": counted.u_b,
                 "counted_r_p": counted.r_p,

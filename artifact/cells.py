@@ -163,7 +163,7 @@ def measure_group(prepared: Prepared, group: list[Row], steps: int, order_seed: 
         row = {
             **one,
             "mode": mode_name(one["r_p"], one["r_kv"]),
-            "ms": samples[name],
+            **samples[name].row(),
             "steps": steps,
             "counted_r_p": counted.r_p,
             "counted_r_kv": counted.r_kv,

@@ -67,7 +67,7 @@ def decode(params: Row) -> Iterator[Row]:
             "mode": arm.label,
             "method": arm.method,
             "context": context,
-            "ms": samples[arm.label],
+            **samples[arm.label].row(),
             "counted_r_kv": counted.r_kv,
             "projection_bytes": counted.projection_bytes,
             "kv_bytes": counted.kv_bytes,

@@ -79,7 +79,7 @@ def timed(params: Row) -> Iterator[Row]:
             "kind": "timing",
             "label": arm.label,
             "mode": arm.label,
-            "ms": samples[arm.label],
+            **samples[arm.label].row(),
             "context": context,
             "steps": steps,
             "gate_error": errors[arm.label],

@@ -87,7 +87,7 @@ def measure(
                 "part": part,
                 "mode": mode.value,
                 "context": context,
-                "ms": samples[name],
+                **samples[name].row(),
                 "gate_error": errors[mode],
                 "counted_r_p": kept,
                 "counted_r_kv": counted.r_kv,

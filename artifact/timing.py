@@ -2,7 +2,8 @@
 
 Interleaving makes slow drift and other load fall on all modes alike. Every round is in an order of its own: what a
 last-level cache still holds depends on the step before, and a fixed cyclic order, rotated or not, would give each mode
-the same predecessor in every round. Samples are returned as measured; statistics are taken elsewhere.
+the same predecessor in every round. Samples are returned as measured, each with the turn it was taken in; statistics
+are taken elsewhere.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ import itertools
 import random
 import time
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import torch
 
@@ -34,6 +36,18 @@ class Stepping(Protocol):
     def reset_counts(self) -> None: ...
 
 
+@dataclass(frozen=True)
+class Samples:
+    """Of one member of a group: ms of its timed steps, and the turns of the group, counted from 0, that they took."""
+
+    ms: list[float] = field(default_factory=list)
+    turns: list[int] = field(default_factory=list)
+
+    def row(self) -> dict[str, Any]:
+        """Return both as a row holds them."""
+        return {"ms": self.ms, "turns": self.turns}
+
+
 def synchronised_clock(device: torch.device) -> Clock:
     """Return a nanosecond clock that first waits for all work queued on `device`."""
     if device.type == "cuda":
@@ -48,7 +62,7 @@ def synchronised_clock(device: torch.device) -> Clock:
 
 def interleave(
     decoders: Mapping[str, Stepping], steps: int, warmup: int = 3, order_seed: int = 0
-) -> dict[str, list[float]]:
+) -> dict[str, Samples]:
     """Decode `warmup + steps` tokens in every mode, one step of each mode per round, and return ms per step and mode.
 
     The k-th sample of one mode and the k-th of another belong to the same round: they are pairs. order_seed: draws the
@@ -64,12 +78,14 @@ def interleave(
             decoders[name].step()
     for decoder in decoders.values():
         decoder.reset_counts()
-    samples: dict[str, list[float]] = {name: [] for name in names}
+    samples = {name: Samples() for name in names}
+    turns = itertools.count()
     for _ in range(steps):
         for name in orders.sample(names, len(names)):
             begin = clock()
             decoders[name].step()
-            samples[name].append((clock() - begin) / 1e6)
+            samples[name].ms.append((clock() - begin) / 1e6)
+            samples[name].turns.append(next(turns))
     return samples
 
 

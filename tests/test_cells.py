@@ -166,7 +166,7 @@ def test_a_mode_that_skips_steps_is_an_error(prepared: Prepared, monkeypatch: py
 
     def idle(decoders: Any, steps: int, warmup: int, order_seed: int) -> Any:
         found = real(decoders, 1, warmup)
-        return {name: samples * steps for name, samples in found.items()}
+        return {name: timing.Samples(one.ms * steps, list(range(steps))) for name, one in found.items()}
 
     monkeypatch.setattr(cells, "interleave", idle)
     with pytest.raises(RuntimeError, match="cache entries were expected"):
@@ -214,7 +214,9 @@ def test_interleaved_modes_take_turns_in_changing_order(prepared: Prepared, monk
     assert len(rounds) == 13 and all(sorted(one) == [0, 1, 2] for one in rounds)
     # A rotated cycle would give each mode one predecessor in every round.
     assert {(a, b) for one in rounds for a, b in itertools.pairwise(one)} == set(itertools.permutations(range(3), 2))
-    assert all(len(values) == 12 and min(values) > 0 for values in samples.values())
+    assert all(len(one.ms) == 12 and min(one.ms) > 0 for one in samples.values())
+    taken = sorted((turn, int(name)) for name, one in samples.items() for turn in one.turns)
+    assert [name for _, name in taken] == order[3:] and [turn for turn, _ in taken] == list(range(36))
 
 
 def test_modes_do_not_see_each_others_appended_entries() -> None:

@@ -48,6 +48,61 @@ def test_spikes_of_one_member_do_not_move_its_level() -> None:
     assert levels_ms(spiked) / levels_ms(calm) == pytest.approx(np.ones(len(LEVELS)), abs=0.01)
 
 
+def in_turns(
+    rounds: int, rho: float, noise: float, spikes: float, seed: int, levels: NDArray[np.float64] = LEVELS
+) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """Step times under a state of the machine that outlasts a turn, in random orders; and the turns they were taken
+    in.
+    """
+    rng = np.random.default_rng(seed)
+    order = np.concatenate([rng.permutation(len(levels)) for _ in range(rounds)])
+    state = np.zeros(len(order))
+    for i in range(1, len(order)):
+        state[i] = rho * state[i - 1] + noise * rng.standard_normal()
+    late = np.where(rng.random(len(order)) < spikes, rng.uniform(0.2, 0.8, len(order)), 0.0)
+    times, turns = np.empty((len(levels), rounds)), np.empty((len(levels), rounds), dtype=np.int64)
+    for m in range(len(levels)):
+        turns[m] = np.flatnonzero(order == m)
+        times[m] = levels[m] * np.exp((state + late)[turns[m]])
+    return times, turns
+
+
+@pytest.mark.parametrize("rho", [0.0, 0.6, 0.8])
+def test_a_state_that_outlasts_a_turn_is_taken_out(rho: float) -> None:
+    many = np.linspace(20.0, 47.0, 20)
+
+    def spread(with_turns: bool) -> float:
+        logs = []
+        for seed in range(60):
+            times, turns = in_turns(30, rho, 0.05, 0.05, seed, many)
+            level = levels_ms(times, turns if with_turns else None)
+            logs.append(np.log(level[16] / level[4]))
+        assert np.mean(logs) == pytest.approx(np.log(many[16] / many[4]), abs=4 * np.std(logs) / np.sqrt(60))
+        return float(np.std(logs))
+
+    assert spread(True) < {0.0: 1.1, 0.6: 0.95, 0.8: 0.75}[rho] * spread(False)
+
+
+def test_exact_without_noise_whatever_the_turns() -> None:
+    times, turns = in_turns(7, 0.7, 0.0, 0.0, 0)
+    assert levels_ms(times, turns) == pytest.approx(LEVELS, rel=1e-9)
+
+
+def test_turns_of_absent_members_are_no_neighbours() -> None:
+    """Levels of a part of the group stay those of the group: pairs across a gap are left out."""
+    times, turns = in_turns(200, 0.7, 0.05, 0.0, 5)
+    some = [0, 2, 3, 5]
+    assert levels_ms(times[some], turns[some]) == pytest.approx(LEVELS[some], rel=0.03)
+    alone = levels_ms(times[:1], turns[:1] * 2)  # never a neighbour: the coarser model serves
+    assert alone == pytest.approx(LEVELS[:1], rel=0.05)
+
+
+def test_rows_with_turns_are_fitted_over_turns() -> None:
+    times, turns = in_turns(30, 0.8, 0.05, 0.05, 9)
+    rows = [{"ms": list(ms), "turns": [int(t) for t in at]} for ms, at in zip(times, turns, strict=True)]
+    assert [row["level_ms"] for row in with_levels(rows)] == pytest.approx(levels_ms(times, turns))
+
+
 def test_groups_are_fitted_on_their_own() -> None:
     rows = [
         {"cell": "block-0", "block": 0, "group": group, "ms": list(level * np.array(rhythm))}
