@@ -23,9 +23,10 @@ from artifact.projection.thresholds import Thresholds
 from artifact.step import Op
 
 TOLERANCE = 1e-3  # float32 accumulation differs by about 1e-6, half-precision rounding of a product by under 1e-3
-# A half-precision cache is read with queries rounded alike: each logit moves by up to 2^-11 of the products it sums,
-# and with trained weights a head's output by 1.4e-3 (SmolLM2, float16); with synthetic ones by 4e-4.
-HALF_ATTENTION = 5e-3
+# Relative to the machine epsilon of the cache: one rounding of an entry is half of it at most. Attention reads with
+# queries rounded alike, so that each logit moves by that much of the products it sums: with trained weights a head's
+# output moved by 1.4 epsilon (SmolLM2, float16), with synthetic ones by 0.4.
+STORED_EPS, ATTENTION_EPS = 0.5, 5.0
 AMBIGUOUS = 1e-5  # two float32 sums of a few thousand squares, a root and two products, relative to the threshold
 ROUNDING = 2.0**-23  # of a residual addition, relative to the sum
 
@@ -119,22 +120,23 @@ def _attention_half(gate: Gate, layer: Layer, index: int, position: int) -> None
     angles = position * decoder.weights.inv_freq
     q, k = _turn(q, angles), _turn(k, angles)
     gate.run_attention()
+    unit = torch.finfo(decoder.cache.keys.dtype).eps
+    stored = STORED_EPS * unit
     if decoder.cache.stored:
-        gate.check(f"appended key {where}", decoder.cache.keys[index][:, position], k)
-        gate.check(f"appended value {where}", decoder.cache.values[index][:, position], v)
+        gate.check(f"appended key {where}", decoder.cache.keys[index][:, position], k, tolerance=stored)
+        gate.check(f"appended value {where}", decoder.cache.values[index][:, position], v, tolerance=stored)
     source = decoder.cache if decoder.packed is None else decoder.packed
     read = source.entries(index, 1)
     own, last = torch.arange(shape.kv_heads, device=q.device), read.lengths.long() - 1
-    gate.check(f"key in the attended cache {where}", read.keys[own, last], k)
-    gate.check(f"value in the attended cache {where}", read.values[own, last], v)
+    gate.check(f"key in the attended cache {where}", read.keys[own, last], k, tolerance=stored)
+    gate.check(f"value in the attended cache {where}", read.values[own, last], v, tolerance=stored)
 
     mixed = torch.empty(shape.heads, shape.head_dim, device=b.mixed.device)
     for kv, live in enumerate(read.lengths.tolist()):
         group = slice(kv * shape.group, (kv + 1) * shape.group)
         weights = torch.softmax(q[group] @ read.keys[kv, :live].float().T / shape.head_dim**0.5, -1)
         mixed[group] = weights @ read.values[kv, :live].float()
-    rounding = 0.0 if read.keys.dtype == torch.float32 else HALF_ATTENTION
-    gate.check(f"attention {where}", b.mixed, mixed.view(-1), tolerance=rounding)
+    gate.check(f"attention {where}", b.mixed, mixed.view(-1), tolerance=ATTENTION_EPS * unit)
     _added(gate, "o", where, *_project(gate, layer.o, b.mixed, index, (shape.hidden,), 3))
 
 
