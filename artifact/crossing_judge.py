@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -91,8 +91,13 @@ class Judgement:
         notes = [f"{lost} of {len(measured)} blocks did not bracket the crossing"] if lost else []
         outside = self._outside(float(np.mean([p.tokens for p in predictions]))) if lost == len(measured) else ""
         note = "; ".join([*notes, *filter(None, [outside, self._first().get("note")])])
+        if outside and star > self._longest() + width:  # by bytes alone, too, this window holds no crossing
+            return replace(left_out(predicate, note), extra=extra)
         interval = block_interval(differences, unit="tokens")
         return find(replace(predicate, region=region), interval, self.profile, note, extra)
+
+    def _longest(self) -> int:
+        return max(int(row["context"]) for rows in self.sweeps.values() for row in rows)
 
     def _outside(self, predicted: float) -> str:
         """Say that a crossing is predicted where no context was swept: past the model's window, or under the costs."""
@@ -114,21 +119,53 @@ class Judgement:
             return left_out(predicate, LEFT_OUT)
         ordered = sorted(pairs, key=lambda pair: self.n_star(*pair))
         located = [self.measured(*pair) for pair in ordered]
+        if any(not any(map(math.isfinite, one)) for one in located):
+            return left_out(predicate, "a pair has no crossing within the contexts swept")
         gaps = [min(b - a for a, b in itertools.pairwise(one)) for one in zip(*located, strict=True)]
         return find(predicate, block_interval(gaps, unit="tokens"), self.profile)
 
-    def ratio_at_end(self, predicate: Predicate, pair: tuple[float, float], longest: bool) -> Finding:
-        """The trailing branch's step time over the leading one's at the shortest or longest swept context."""
+    def projection_leads_at_first(self, predicate: Predicate, pair: tuple[float, float]) -> Finding:
+        """KV step time over projection step time at the shortest swept context."""
         if not self.sweeps:
             return not_run(predicate, "no sweep was measured")
-        r_p, r_kv = pair
-        ratios = []
+        context, ratios = self._kv_over_projection(pair, min)
+        return find(predicate, block_interval(ratios, unit="x"), self.profile, extra={"context_tokens": context})
+
+    def predicted_leads_at_last(self, predicate: Predicate, pair: tuple[float, float], share: float) -> Finding:
+        """Step time of the trailing branch over the leading one at the longest swept context, the leader being the one
+        that the prediction names: KV selection past the crossing, projection before it. The rows that are judged
+        take no part in that prediction: it knows the branches by their other contexts.
+        """
+        if not self.sweeps:
+            return not_run(predicate, "no sweep was measured")
+        context, ratios = self._kv_over_projection(pair, max)
+        star = self.n_star(*pair)
+        rest = [
+            [row for row in rows if row["context"] != context or row["mode"] == "dense"]
+            for rows in self.sweeps.values()
+        ]
+        predicted = float(np.mean([predict(rows, *pair, star).tokens for rows in rest]))
+        if abs(context - predicted) <= share * star:
+            return left_out(predicate, f"the crossing is predicted at {predicted:,.0f} tokens, where the sweep ends")
+        kv_leads = context > predicted
+        leading = [1 / ratio if kv_leads else ratio for ratio in ratios]
+        extra: dict[str, float | str] = {
+            "context_tokens": context,
+            "predicted_crossing_tokens": predicted,
+            "predicted_leader": "KV selection" if kv_leads else "projection",
+        }
+        return find(predicate, block_interval(leading, unit="x"), self.profile, extra=extra)
+
+    def _kv_over_projection(
+        self, pair: tuple[float, float], end: Callable[[Iterable[int]], int]
+    ) -> tuple[int, list[float]]:
+        """KV over projection step time per block, at the shortest or longest context that both were swept at."""
+        ratios, context = [], 0
         for block in sorted(self.sweeps):
-            p, kv = pick(self.sweeps[block], r_p, 1.0), pick(self.sweeps[block], 1.0, r_kv)
-            context = (max if longest else min)(p.keys() & kv.keys())
-            upper, lower = (p, kv) if longest else (kv, p)
-            ratios.append(upper[context] / lower[context])
-        return find(predicate, block_interval(ratios, unit="x"), self.profile, extra={"context_tokens": float(context)})
+            p, kv = pick(self.sweeps[block], pair[0], 1.0), pick(self.sweeps[block], 1.0, pair[1])
+            context = end(p.keys() & kv.keys())
+            ratios.append(kv[context] / p[context])
+        return context, ratios
 
     def within_bound(self, predicate: Predicate, mode: str) -> Finding:
         """Gain over dense divided by the byte bound of the counted keep ratios, at the context where it is largest."""

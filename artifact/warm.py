@@ -1,9 +1,10 @@
-"""What a first run would otherwise wait for: the embedded model converted to tensors, the CPU kernels compiled.
+"""What a first run would otherwise wait for: the embedded model converted to tensors, the CPU kernels compiled, the
+prompt that the timing claims decode from prefilled.
 
     python -m artifact.warm
 
-Converting takes half a minute, compiling about a minute; both end up on disk and are looked up afterwards. Compiled
-code depends on group size and head dimension, which are those of the embedded model.
+Half a minute, a minute and half a minute; all ends up on disk and is looked up afterwards. Compiled code depends on
+group size and head dimension, which are those of the embedded model.
 """
 
 from __future__ import annotations
@@ -13,12 +14,14 @@ import itertools
 
 import torch
 
-from artifact import embedded, kv_arms, models
-from artifact.cells import EXTRA_STEPS, build, member
+from artifact import embedded, kv_arms, models, profiles
+from artifact.cells import EXTRA_STEPS, build, member, prepared_for, request
+from artifact.crossing_cells import longest_context, model_shape
 from artifact.decoder import Decoder
 from artifact.kv_arms import Arm
 from artifact.prepare import Prepared, prepare_synthetic
 from artifact.shapes import Shape
+from claims import crossover
 from kernels.bandwidth import read_bandwidth
 
 CONTEXT, STEPS = 256, 1
@@ -47,14 +50,22 @@ def kv_methods(prepared: Prepared) -> None:
         Decoder(prepared.weights, cache.released(), prepared.tokens, packed=branch).step()
 
 
+def prompt() -> None:
+    """Make the tokens, thresholds and prefill of the crossing claim, which every other timing claim shares."""
+    profile = profiles.choose("embedded")
+    longest = longest_context(model_shape(profile), crossover.STEPS, synthetic=False)
+    prepared_for(request(profile, [], crossover.STEPS, longest))
+
+
 def main() -> None:
-    """Convert and compile, or find both done."""
+    """Convert, compile and prefill, or find it done."""
     shape = models.load(str(embedded.path())).shape
     prepared = prepare_synthetic(small(shape), "cpu", torch.float32, CONTEXT + STEPS + EXTRA_STEPS)
     for r_p, r_kv in itertools.product((1.0, 0.5), (1.0, 0.3)):
         build(prepared, member(CONTEXT, r_p, r_kv), STEPS).step()
     kv_methods(prepared)
     read_bandwidth(torch.device("cpu"), bytes_read=1 << 20, repeats=1)
+    prompt()
 
 
 if __name__ == "__main__":

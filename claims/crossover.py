@@ -63,10 +63,12 @@ SHORT = Predicate(
     "projection leads at 2K",
 )
 LONG = Predicate(
-    "KV selection leads at the longest context",
-    "projection step time over KV step time at the longest context, nominal pair",
+    "the predicted branch leads at the longest context",
+    "step time of the other branch over that of the one predicted to lead at the longest context, nominal pair",
     "section 4.2, Figure 3",
-    Region(1.0, None, "above n* the KV branch removes more bytes", "x"),
+    Region(
+        1.0, None, "KV selection leads past the predicted crossing; projection where the window ends before it", "x"
+    ),
     EVERYWHERE,
     "selection leads at 64K and 128K (A100)",
 )
@@ -122,8 +124,8 @@ def judge(rows: list[dict[str, Any]], profile: Profile) -> list[Finding]:
     judgement = Judgement(rows, profile)
     findings = [judgement.crossing(crossing_predicate(*pair), *pair, REGION_SHARE) for pair in PAIRS]
     findings.append(judgement.order(ORDER, PAIRS))
-    findings.append(judgement.ratio_at_end(SHORT, PAIRS[0], longest=False))
-    findings.append(judgement.ratio_at_end(LONG, PAIRS[0], longest=True))
+    findings.append(judgement.projection_leads_at_first(SHORT, PAIRS[0]))
+    findings.append(judgement.predicted_leads_at_last(LONG, PAIRS[0], REGION_SHARE))
     findings += [judgement.within_bound(bound_predicate(mode), mode) for mode in BOUNDED]
     return findings
 

@@ -106,10 +106,10 @@ if [ -n "$packages_only" ]; then exit 0; fi
 # WikiText-2 is only looked for on the first setup: asking an unreachable hub takes seconds.
 if [ -n "${ARTIFACT_FIRST_SETUP:-}" ]; then "$venv/bin/python" -m artifact.embedded
 else "$venv/bin/python" -m artifact.embedded --no-text >/dev/null; fi
-# Half a minute of converting and a minute of compiling, which the first measurement would otherwise wait for.
-key=$(hash_of kernels/cpu/*.py artifact/models.py artifact/warm.py)
+# Two minutes of converting, compiling and prefilling, which the first measurement would otherwise wait for.
+key=$(hash_of kernels/*.py kernels/cpu/*.py artifact/*.py artifact/projection/*.py)
 if ! fresh warm "$key"; then
-  say "converting the model and compiling the kernels (a minute)"
+  say "converting the model, compiling the kernels and prefilling a prompt (two minutes at most)"
   "$venv/bin/python" -m artifact.warm
   printf '%s' "$key" >"$(stamp_of warm)"
 fi

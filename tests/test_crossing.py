@@ -62,6 +62,21 @@ def test_a_crossing_outside_the_window_is_said_to_be_there(costs: tuple[float, f
     assert finding.verdict is Verdict.INCONCLUSIVE and said in finding.note
 
 
+def test_a_window_that_ends_before_the_byte_crossover_is_judged_by_who_leads_there() -> None:
+    """Mistral-7B, Qwen3-8B and 70B models: no crossing within the window, as the account says."""
+    found = {finding.predicate.name: finding for finding in crossover.judge(rows_of(machine(), longest=3072), PROFILE)}
+    assert found["crossing at 50% / 30%"].verdict is Verdict.OBSERVED
+    last = found["the predicted branch leads at the longest context"]
+    assert last.verdict is Verdict.REPRODUCED and last.extra["predicted_leader"] == "projection"
+
+    def kv_ahead(r_p: float, r_kv: float, n: float) -> float:  # against its own dense slope and costs
+        return machine()(r_p, r_kv, n) * (0.5 if (r_p, r_kv, n) == (1.0, 0.3, 3072) else 1.0)
+
+    rows = rows_of(kv_ahead, longest=3072)
+    late = {finding.predicate.name: finding for finding in crossover.judge(rows, PROFILE)}
+    assert late["the predicted branch leads at the longest context"].verdict is not Verdict.REPRODUCED
+
+
 @pytest.mark.parametrize("cost_ms", [0.3, 1.5, 2.5, 3.5])
 def test_contexts_reach_past_the_region_however_far_costs_push_the_crossing(cost_ms: float) -> None:
     rows = with_levels([row for row in rows_of(machine(cost_ms, 0.3), blocks=1, noise=0.0) if row["part"] == "sweep"])

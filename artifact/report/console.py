@@ -90,11 +90,18 @@ def card(outcomes: Sequence[Outcome], stream: TextIO | None = None, full: bool =
             console.print(_findings(shown))
         if hidden := len(outcome.findings) - len(shown):
             console.print(f"  {hidden} predicates reproduced; `artifact show RUN` lists them")
-        for finding in shown:
-            if finding.note or finding.extra:
-                extra = [f"{key} {v if isinstance(v, str) else number(v)}" for key, v in finding.extra.items()]
-                details = "; ".join(filter(None, [finding.note, *extra]))
-                console.print(Text(f"  {finding.predicate.name}: {details}", style="dim"), soft_wrap=True)
+        for details, names in _details(shown).items():
+            console.print(Text(f"  {', '.join(names)}: {details}", style="dim"), soft_wrap=True)
+
+
+def _details(findings: Sequence[Finding]) -> dict[str, list[str]]:
+    """What stands under the table: notes and further numbers, once, with the names of the predicates they belong to."""
+    found: dict[str, list[str]] = {}
+    for finding in findings:
+        extra = [f"{key} {v if isinstance(v, str) else number(v)}" for key, v in finding.extra.items()]
+        if details := "; ".join(filter(None, [finding.note, *extra])):
+            found.setdefault(details, []).append(finding.predicate.name)
+    return found
 
 
 def _worth_showing(findings: Sequence[Finding]) -> Sequence[Finding]:

@@ -36,8 +36,12 @@ def machine(cost_p: float = 1.5, cost_kv: float = 0.3, dense_cost: float = 2.0) 
     return ms
 
 
-def rows_of(times: Times, blocks: int = 5, noise: float = 0.004, seed: int = 0, spread: float = 0.12) -> list[Row]:
-    """Rows as the cells store them: sweep rows at both ends, crossing rows around the true crossing of each pair."""
+def rows_of(
+    times: Times, blocks: int = 5, noise: float = 0.004, seed: int = 0, spread: float = 0.12, longest: int = 7936
+) -> list[Row]:
+    """Rows as the cells store them: sweep rows at both ends, crossing rows around the true crossing of each pair, as
+    far as the longest context allows.
+    """
     rng = np.random.default_rng(seed)
 
     def row(cell: str, block: int, n: int, r_p: float, r_kv: float) -> Row:
@@ -53,12 +57,12 @@ def rows_of(times: Times, blocks: int = 5, noise: float = 0.004, seed: int = 0, 
 
     rows = []
     for block in range(blocks):
-        swept = sweep_group(Plan("crossover", crossover.PAIRS, 50), 7936, "sweep")
+        swept = sweep_group(Plan("crossover", crossover.PAIRS, 50), longest, "sweep")
         rows += [row("sweep", block, one["context"], one["r_p"], one["r_kv"]) for one in swept]
         for r_p, r_kv in crossover.PAIRS:
             star = n_star(SHAPE, Setting(r_p, r_kv, weight_bits=32, kv_bits=32))
             for share in (1 - spread, 1 - spread / 3, 1 + spread / 3, 1 + spread):
-                n = int(0.87 * star * share)
+                n = min(int(0.87 * star * share), longest - int(100 * (1 - share)) - 200)
                 rows += [row("crossing", block, n, *mode) for mode in ((r_p, 1.0), (1.0, r_kv))]
     return rows
 
