@@ -32,8 +32,10 @@ RUN if [ -n "$FLASH_ATTN" ]; then pip install --no-cache-dir --no-deps --no-buil
 COPY kernels/__init__.py kernels/identity.py kernels/
 COPY artifact/__init__.py artifact/errors.py artifact/embedded.py artifact/text.py artifact/
 RUN python -m artifact.embedded
-COPY artifact/checkpoints.py artifact/gguf_file.py artifact/gguf_header.py artifact/rope.py artifact/shapes.py artifact/
-RUN python -c 'from artifact import checkpoints, embedded; checkpoints.open_checkpoint(str(embedded.path()))' \
+COPY artifact/shapes.py artifact/
+COPY artifact/engine/__init__.py artifact/engine/checkpoints.py artifact/engine/gguf_file.py artifact/engine/gguf_header.py \
+     artifact/engine/rope.py artifact/engine/
+RUN python -c 'from artifact import embedded; from artifact.engine import checkpoints; checkpoints.open_checkpoint(str(embedded.path()))' \
  && chmod -R a+rX /opt/data/converted
 
 COPY . .

@@ -16,6 +16,10 @@ ROOT = Path(__file__).resolve().parent.parent
 # a re-run.
 MEASURING = (
     "artifact/*.py",
+    "artifact/engine/*.py",
+    "artifact/measure/*.py",
+    "artifact/judge/*.py",
+    "artifact/deploy/*.py",
     "artifact/projection/*.py",
     "artifact/kv/*.py",
     "artifact/tasks/*.py",

@@ -2,7 +2,7 @@
 
 The file lies in the data folder: `$ARTIFACT_DATA`, else `.cache` of the checkout, else the user's cache. It is hashed
 on first use; the result is kept beside it, keyed by size and modification time, so that later uses cost two `stat`
-calls. Nothing here knows what a GGUF holds: `artifact.models` reads it.
+calls. Nothing here knows what a GGUF holds: `artifact.engine.models` reads it.
 
     python -m artifact.embedded          # fetch, or say that it is there
 """

@@ -83,9 +83,9 @@ CLAIM = Claim(
 
 def measure(run: Run) -> None:
     """One cell per block: dense decoding by each path and the window, interleaved at the longest context."""
-    from artifact.attention_paths import paths_here
-    from artifact.cells import Row, member, request
-    from artifact.crossing_cells import TASK, fitting_context
+    from artifact.engine.attention_paths import paths_here
+    from artifact.measure.cells import Row, member, request
+    from artifact.measure.crossing_cells import TASK, fitting_context
     from artifact.records import Cell
 
     steps = QUICK_STEPS if run.quick else STEPS
@@ -103,7 +103,7 @@ def measure(run: Run) -> None:
 
 def judge(rows: list[dict[str, Any]], profile: Profile) -> list[Finding]:
     """Judge the gains of every block; the share of read bandwidth that each path reached stands beside them."""
-    from artifact.baselines import gains_by_block, path_shares
+    from artifact.judge.baselines import gains_by_block, path_shares
 
     paths = [path for path in (*PATHS, FLASH) if path != FLASH or any(row["path"] == FLASH for row in rows)]
     gains, bounds = gains_by_block(rows, paths)

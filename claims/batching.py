@@ -20,10 +20,10 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from artifact import batching
 from artifact.claim import Claim, Finding, NotRun, Predicate, find, not_run, run_as_script
-from artifact.crossing import locate, predict
-from artifact.levels import with_levels
+from artifact.judge import batching
+from artifact.judge.crossing import locate, predict
+from artifact.judge.levels import with_levels
 from artifact.profiles import Profile
 from artifact.shapes import Shape
 from artifact.stats import Region, block_interval
@@ -108,9 +108,9 @@ CLAIM = Claim(
 
 def measure(run: Run) -> None:
     """Unions over disjoint passages per block, then batched steps per block, every block a fresh process."""
-    from artifact.batch_cells import ROOM_STEPS, TIMED, UNION
-    from artifact.cells import request
-    from artifact.quality_cells import profile_params
+    from artifact.measure.batch_cells import ROOM_STEPS, TIMED, UNION
+    from artifact.measure.cells import request
+    from artifact.measure.quality_cells import profile_params
     from artifact.records import Cell
 
     if run.profile.name == "gpu":

@@ -123,7 +123,7 @@ CLAIM = Claim(
 
 def measure(run: Run) -> None:
     """Head types, then windows and prompts under every arm."""
-    from artifact import kv_plan
+    from artifact.measure import kv_plan
 
     if run.profile.name == "gpu":
         raise NotRun(kv_plan.NO_WEIGHTS)
@@ -151,7 +151,7 @@ def adaptive_heads(rows: list[dict[str, Any]], sign: int = 1) -> torch.Tensor:
     import torch
 
     from artifact.kv.catekv import identify
-    from artifact.kv_plan import ADAPTIVE_SHARE
+    from artifact.measure.kv_plan import ADAPTIVE_SHARE
 
     variations = torch.tensor([row["variations"] for row in rows if row["kind"] == "heads"])
     return identify(sign * variations, ADAPTIVE_SHARE)
@@ -165,7 +165,7 @@ def kept_share(adaptive: torch.Tensor, budget: int, tokens: int) -> float:
 
 def answer_arms(adaptive: torch.Tensor, method: dict[str, Any], budget: int, tokens: int) -> list[dict[str, Any]]:
     """Dense, CateKV and SnapKV at the same kept share."""
-    from artifact.kv_arms import Arm
+    from artifact.measure.kv_arms import Arm
 
     arms = [
         Arm("dense", "dense"),
@@ -181,7 +181,7 @@ def window_arms(
     """The arms of `answer_arms`, PyramidKV and wrong head types."""
     import torch
 
-    from artifact.kv_arms import Arm
+    from artifact.measure.kv_arms import Arm
 
     flat = adaptive.flatten().int().tolist()
     drawn = random.Random(0).sample(flat, len(flat))
@@ -194,7 +194,7 @@ def window_arms(
 
 def quest_arms(adaptive: torch.Tensor, method: dict[str, Any]) -> list[dict[str, Any]]:
     """Dense, Quest alone, and Quest on CateKV's adaptive heads."""
-    from artifact.kv_arms import Arm
+    from artifact.measure.kv_arms import Arm
 
     quest = {"keep": 0.3, "page_tokens": 16}
     both = {**method, "adaptive": adaptive.int().tolist(), "quest": quest}
@@ -204,7 +204,7 @@ def quest_arms(adaptive: torch.Tensor, method: dict[str, Any]) -> list[dict[str,
 
 def judge(rows: list[dict[str, Any]], profile: Profile) -> list[Finding]:
     """Judge answers against dense decoding's and perplexities against other arms'."""
-    from artifact import kv_judge
+    from artifact.judge import kv_judge
 
     p = {predicate.name: predicate for predicate in CLAIM.predicates}
     needles, tracked = kv_judge.answers_of(rows, NEEDLES), kv_judge.answers_of(rows, ("tracking",))

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from artifact import which_sparsity
 from artifact.account import Setting, head_bytes, projection_bytes
 from artifact.claim import Claim, Finding, Predicate, find, not_run, run_as_script
+from artifact.judge import which_sparsity
 from artifact.keep_ratio import headwise_r_kv
 from artifact.profiles import NAMES, Profile
 from artifact.shapes import Shape, known_shape
@@ -104,10 +104,10 @@ CLAIM = Claim(
 
 def measure(run: Run) -> None:
     """The exact figures, then one process per block with dense and CateKV steps at the longest context."""
-    from artifact.cells import member, request
-    from artifact.crossing_cells import fitting_context
     from artifact.kv.catekv import CateKV
-    from artifact.kv_arms import Arm
+    from artifact.measure.cells import member, request
+    from artifact.measure.crossing_cells import fitting_context
+    from artifact.measure.kv_arms import Arm
     from artifact.records import Cell
 
     run.record(NAME, "account", [account_row(known_shape("llama-3.1-8b"))])
@@ -122,7 +122,7 @@ def measure(run: Run) -> None:
     for block in range(QUICK_BLOCKS if run.quick else BLOCKS):
         params = request(run.profile, [], steps, fit.tokens, fit.note)
         params |= {"context": context, "arms": arms, "adaptive_share": SHARE}
-        run.measure([Cell(NAME, f"steps-{block}", "artifact.kv_timing:decode", params, block)])
+        run.measure([Cell(NAME, f"steps-{block}", "artifact.measure.kv_timing:decode", params, block)])
 
 
 def account_row(shape: Shape) -> dict[str, Any]:

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from artifact import composition
 from artifact.claim import Claim, Finding, NotRun, Predicate, find, not_run, run_as_script
-from artifact.composition import Pick
+from artifact.judge import composition
+from artifact.judge.composition import Pick
 from artifact.profiles import Profile
 from artifact.stats import Interval, Region, block_interval, clopper_pearson, exact_interval
 from paper_tables.figures import figures
@@ -102,9 +102,9 @@ CLAIM = Claim(
 
 def measure(run: Run) -> None:
     """Perplexity of the grid, the timing screen, then the picks again in fresh blocks and on retrieval prompts."""
-    from artifact.cells import is_name
-    from artifact.quality_cells import answer_cell, prompts_of, score_windows
-    from artifact.quality_plan import grid, protocol
+    from artifact.measure.cells import is_name
+    from artifact.measure.quality_cells import answer_cell, prompts_of, score_windows
+    from artifact.measure.quality_plan import grid, protocol
 
     if is_name(run.profile.model):
         raise NotRun("synthetic weights have no perplexity; run `artifact verify composition_gain --profile embedded`")
@@ -123,28 +123,28 @@ def measure(run: Run) -> None:
 
 def screen_cell(run: Run, context: int) -> Cell:
     """Every setting of the grid once, in groups that share a process, each group with a dense member of its own."""
-    from artifact.quality_plan import grid
+    from artifact.measure.quality_plan import grid
 
     return timing_cell(run, "screen", [arm.label for arm in grid()], context, SCREEN_STEPS, 0)
 
 
 def timing_cell(run: Run, key: str, names: list[str], context: int, steps: int, block: int) -> Cell:
     """A process that times the named settings at one context, dense first in every group."""
-    from artifact.cells import member, request
-    from artifact.quality_plan import grid
+    from artifact.measure.cells import member, request
+    from artifact.measure.quality_plan import grid
     from artifact.records import Cell
 
     arms = {arm.label: arm for arm in grid()}
     others = [member(context, arms[name].r_p, arms[name].r_kv) for name in names if name != "dense"]
     groups = [[member(context), *others[i : i + GROUP]] for i in range(0, len(others), GROUP)]
     params = request(run.profile, groups, steps, context)
-    return Cell(NAME, f"{key}-{block}", "artifact.cells:decode", params, block)
+    return Cell(NAME, f"{key}-{block}", "artifact.measure.cells:decode", params, block)
 
 
 def picked(rows: list[dict[str, Any]]) -> list[Pick]:
     """The choice within every budget, from stored perplexities and the screen."""
-    from artifact import quality
-    from artifact.configuration import from_record
+    from artifact.measure import quality
+    from artifact.measure.configuration import from_record
 
     windows = scored(rows)
     losses = quality.losses(windows)
@@ -156,7 +156,7 @@ def picked(rows: list[dict[str, Any]]) -> list[Pick]:
 
 def scored(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Scored windows of the grid's settings: whole families are scored, and some reach beyond the grid."""
-    from artifact.quality_plan import grid
+    from artifact.measure.quality_plan import grid
 
     labels = {arm.label for arm in grid()}
     return [row for row in rows if row.get("kind") == "window" and row["label"] in labels]
@@ -208,7 +208,7 @@ def _describe(pick: Pick, gains: dict[float, list[float]]) -> str:
 
 def retrieval(predicate: Predicate, rows: list[dict[str, Any]], picks: list[Pick], profile: Profile) -> Finding:
     """Placements answered by dense decoding that each selected KV configuration answers; the worst one is judged."""
-    from artifact.retrieval_judge import ONE_SIDED, by_arm, right
+    from artifact.judge.retrieval_judge import ONE_SIDED, by_arm, right
 
     arms = by_arm(row for row in rows if row.get("kind") == "answer")
     answered = [key for key, row in arms.get("dense", {}).items() if right(row)]

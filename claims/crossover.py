@@ -109,7 +109,7 @@ CLAIM = Claim(
 
 def measure(run: Run) -> None:
     """Measure blocks of one sweep and one crossing cell until enough are there, more while undecided and in time."""
-    from artifact.crossing_cells import Plan, measure_blocks
+    from artifact.measure.crossing_cells import Plan, measure_blocks
 
     if run.quick:
         measure_blocks(run, Plan(NAME, QUICK_PAIRS, QUICK_STEPS), QUICK_BLOCKS, QUICK_BLOCKS, judge)
@@ -119,7 +119,7 @@ def measure(run: Run) -> None:
 
 def judge(rows: list[dict[str, Any]], profile: Profile) -> list[Finding]:
     """Judge every predicate from the stored samples alone."""
-    from artifact.crossing_judge import Judgement
+    from artifact.judge.crossing_judge import Judgement
 
     judgement = Judgement(rows, profile)
     findings = [judgement.crossing(crossing_predicate(*pair), *pair, REGION_SHARE) for pair in PAIRS]

@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from artifact import dispatch
 from artifact.claim import Claim, Finding, Predicate, find, not_run, run_as_script
-from artifact.dispatch import Times
-from artifact.mix import DEFAULT, Mix, from_record, load
+from artifact.deploy import dispatch
+from artifact.deploy.dispatch import Times
+from artifact.deploy.mix import DEFAULT, Mix, from_record, load
 from artifact.profiles import NAMES, Profile
 from artifact.stats import Region, block_interval
 from paper_tables.figures import figures
@@ -92,7 +92,7 @@ CLAIM = Claim(
 
 def measure(run: Run) -> None:
     """Store the mix and the recorded times, then time every mode and the selection, one process per block."""
-    from artifact.mode_sweep import cells
+    from artifact.measure.mode_sweep import cells
 
     _, record = load(os.environ.get(VARIABLE) or DEFAULT)
     run.record(NAME, "mix", [{"kind": "mix", "record": record}])

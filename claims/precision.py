@@ -24,8 +24,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from artifact.account import Setting, n_star
 from artifact.claim import Claim, Finding, NotRun, Predicate, find, not_run, run_as_script
-from artifact.levels import with_levels
-from artifact.precision import Crossing, Variant, crossing
+from artifact.judge.levels import with_levels
+from artifact.judge.precision import Crossing, Variant, crossing
 from artifact.profiles import Profile
 from artifact.shapes import Shape
 from artifact.stats import Region, block_interval
@@ -96,8 +96,8 @@ def measure(run: Run) -> None:
     """One process per block, every variant a group of its own in it."""
     from dataclasses import asdict
 
-    from artifact.cells import request
-    from artifact.precision_cells import TASK
+    from artifact.measure.cells import request
+    from artifact.measure.precision_cells import TASK
     from artifact.records import Cell
 
     if run.profile.name != "embedded":

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from artifact import matched
 from artifact.account import Setting, n_star
 from artifact.claim import Claim, Finding, NotRun, Predicate, find, not_run, run_as_script
+from artifact.judge import matched
 from artifact.profiles import Profile
 from artifact.shapes import Shape
 from artifact.stats import Interval, Region
@@ -77,10 +77,10 @@ CLAIM = Claim(
 
 def measure(run: Run) -> None:
     """Score dense and every single branch of the sweep on the shared windows."""
-    from artifact.cells import is_name
-    from artifact.checkpoints import open_checkpoint
-    from artifact.quality_cells import score_windows
-    from artifact.quality_plan import protocol, singles
+    from artifact.engine.checkpoints import open_checkpoint
+    from artifact.measure.cells import is_name
+    from artifact.measure.quality_cells import score_windows
+    from artifact.measure.quality_plan import protocol, singles
 
     if is_name(run.profile.model):
         raise NotRun(f"synthetic weights have no perplexity; run `artifact verify {NAME} --profile embedded`")

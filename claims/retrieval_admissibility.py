@@ -22,7 +22,7 @@ from artifact.profiles import Profile
 from artifact.stats import Region
 
 if TYPE_CHECKING:
-    from artifact.configuration import Configuration
+    from artifact.measure.configuration import Configuration
     from artifact.records import Cell, Run
 
 NAME = "retrieval_admissibility"
@@ -132,7 +132,7 @@ CLAIM = Claim(
 
 def arms() -> list[Configuration]:
     """Dense, the window, the selection and its compositions."""
-    from artifact.configuration import Configuration
+    from artifact.measure.configuration import Configuration
 
     return [
         Configuration(),
@@ -146,8 +146,8 @@ def arms() -> list[Configuration]:
 
 def variants() -> list[Configuration]:
     """The selection with one parameter moved at a time: pooling width, rows, aggregation, keep ratio."""
-    from artifact.configuration import Configuration
     from artifact.kv.snapkv import SnapKV
+    from artifact.measure.configuration import Configuration
 
     settings = [
         SnapKV(),
@@ -173,7 +173,7 @@ def lengths(run: Run) -> tuple[tuple[int, int, int, bool], ...]:
 
 def within_window(run: Run) -> tuple[tuple[int, int, int, bool], ...]:
     """The paper's lengths that the model's own window holds, question and answer included."""
-    from artifact.crossing_cells import model_shape
+    from artifact.measure.crossing_cells import model_shape
 
     window = model_shape(run.profile).window
     return tuple(one for one in PAPER_LENGTHS if one[0] + ANSWER_TOKENS <= window)
@@ -181,7 +181,7 @@ def within_window(run: Run) -> tuple[tuple[int, int, int, bool], ...]:
 
 def cells(run: Run) -> list[Cell]:
     """One cell per prompt length, and one that answers the tuning prompts with every variant."""
-    from artifact.quality_cells import answer_cell, prompts_of
+    from artifact.measure.quality_cells import answer_cell, prompts_of
 
     found = []
     for tokens, passkey, multikey, second in lengths(run):
@@ -196,9 +196,9 @@ def cells(run: Run) -> list[Cell]:
 
 def measure(run: Run) -> None:
     """Answer every prompt, then score window and selection on the same windows."""
-    from artifact.cells import is_name
-    from artifact.quality_cells import score_windows
-    from artifact.quality_plan import protocol
+    from artifact.measure.cells import is_name
+    from artifact.measure.quality_cells import score_windows
+    from artifact.measure.quality_plan import protocol
 
     if is_name(run.profile.model):
         raise NotRun(
@@ -210,7 +210,7 @@ def measure(run: Run) -> None:
 
 def judge(rows: list[dict[str, Any]], profile: Profile) -> list[Finding]:
     """Judge every predicate from the stored outcomes and likelihoods."""
-    from artifact.retrieval_judge import Judgement
+    from artifact.judge.retrieval_judge import Judgement
 
     judgement = Judgement(rows, profile, CLAIM)
     carried, paper = f"p{100 * R_P_CARRIED:g}", f"p{100 * R_P_PAPER:g}"

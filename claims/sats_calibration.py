@@ -67,8 +67,8 @@ CLAIM = Claim(
 
 def measure(run: Run) -> None:
     """Count the calibration again, then score the windows at every budget of the sweep."""
-    from artifact.masked_cells import recount_cell, score_cell
-    from artifact.masked_plan import TARGETS, Arm, sizes
+    from artifact.measure.masked_cells import recount_cell, score_cell
+    from artifact.measure.masked_plan import TARGETS, Arm, sizes
 
     if run.profile.name == "gpu":
         raise NotRun(f"synthetic weights have no perplexity; run `artifact verify {NAME} --profile embedded`")
@@ -107,7 +107,7 @@ def _budgets(counted: list[dict[str, Any]]) -> str:
 
 
 def _tracking(predicate: Predicate, windows: list[dict[str, Any]], profile: Profile) -> Finding:
-    from artifact import quality
+    from artifact.measure import quality
 
     if not windows:
         return not_run(predicate, "no window was scored")
@@ -123,7 +123,7 @@ def _tracking(predicate: Predicate, windows: list[dict[str, Any]], profile: Prof
 
 
 def _dense(losses: dict[str, dict[int, list[float]]]) -> float:
-    from artifact import quality
+    from artifact.measure import quality
 
     return quality.perplexity(losses, "dense").point
 

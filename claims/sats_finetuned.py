@@ -83,11 +83,11 @@ CLAIM = Claim(
 
 def measure(run: Run) -> None:
     """Find or train both adapters, score before and after, time the adapted arms."""
-    from artifact.finetune import Recipe
-    from artifact.finetune_cells import adapter_cell
-    from artifact.masked_cells import score_cell
-    from artifact.masked_plan import RANDOM, Arm, sizes
-    from artifact.masked_timing import timing_cell
+    from artifact.measure.finetune import Recipe
+    from artifact.measure.finetune_cells import adapter_cell
+    from artifact.measure.masked_cells import score_cell
+    from artifact.measure.masked_plan import RANDOM, Arm, sizes
+    from artifact.measure.masked_timing import timing_cell
 
     plan, trained = sizes(run.profile, run.quick), run.profile.name != "gpu"
     adapters = {"sats": RANDOM}
@@ -121,7 +121,7 @@ def judge(rows: list[dict[str, Any]], profile: Profile) -> list[Finding]:
 
 
 def _quality(windows: list[dict[str, Any]], adapters: list[dict[str, Any]], profile: Profile) -> list[Finding]:
-    from artifact import quality
+    from artifact.measure import quality
 
     predicates = dict(zip(METHODS, CLAIM.predicates, strict=False))
     if not windows:

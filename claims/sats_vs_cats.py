@@ -93,8 +93,8 @@ CLAIM = Claim(
 
 def measure(run: Run) -> None:
     """Score dense, CATS and SATS at both levels on the same windows."""
-    from artifact.masked_cells import score_cell
-    from artifact.masked_plan import Arm, sizes
+    from artifact.measure.masked_cells import score_cell
+    from artifact.measure.masked_plan import Arm, sizes
 
     if run.profile.name == "gpu":
         raise NotRun(f"synthetic weights have no perplexity; run `artifact verify {NAME} --profile embedded`")
@@ -105,7 +105,7 @@ def measure(run: Run) -> None:
 
 def judge(rows: list[dict[str, Any]], profile: Profile) -> list[Finding]:
     """Compare both methods at each level, windows paired."""
-    from artifact import quality
+    from artifact.measure import quality
 
     matched, at_high, at_low, inner, accuracy = CLAIM.predicates
     windows = [row for row in rows if row.get("kind") == "window"]

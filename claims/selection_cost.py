@@ -61,14 +61,14 @@ CLAIM = Claim(
 
 def measure(run: Run) -> None:
     """One process per block: the steps of all modes and the pass at every length."""
-    from artifact.mode_sweep import cells
+    from artifact.measure.mode_sweep import cells
 
     run.measure(cells(run, NAME, QUICK_BLOCKS if run.quick else BLOCKS))
 
 
 def judge(rows: list[dict[str, Any]], profile: Profile) -> list[Finding]:
     """Tokens to repay at every length, per block; the slowest length is judged."""
-    from artifact.levels import with_levels
+    from artifact.judge.levels import with_levels
 
     repaid, once = CLAIM.predicates
     steps = with_levels([row for row in rows if row["kind"] == "step"])

@@ -103,7 +103,7 @@ CLAIM = Claim(
 
 def arms() -> list[dict[str, Any]]:
     """Every variant as a stored arm."""
-    from artifact.kv_arms import Arm
+    from artifact.measure.kv_arms import Arm
 
     signless = {"signs": False}
     variants: dict[str, dict[str, Any]] = {
@@ -129,7 +129,7 @@ def arms() -> list[dict[str, Any]]:
 
 def measure(run: Run) -> None:
     """All windows under every variant, in one process."""
-    from artifact import kv_plan
+    from artifact.measure import kv_plan
 
     if run.profile.name == "gpu":
         raise NotRun(kv_plan.NO_WEIGHTS)
@@ -138,7 +138,7 @@ def measure(run: Run) -> None:
 
 def judge(rows: list[dict[str, Any]], profile: Profile) -> list[Finding]:
     """Paired perplexity ratios."""
-    from artifact.kv_judge import perplexity_ratio
+    from artifact.judge.kv_judge import perplexity_ratio
 
     pairs = (
         ("unstructured at 50%", "think50", "spark50"),

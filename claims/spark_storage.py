@@ -98,16 +98,16 @@ CLAIM = Claim(
 
 def measure(run: Run) -> None:
     """Bytes at the paper's head dimension, a real prompt's storage, and timed steps."""
-    from artifact import kv_plan
-    from artifact.cells import member, request
-    from artifact.crossing_cells import fitting_context
+    from artifact.measure import kv_plan
+    from artifact.measure.cells import member, request
+    from artifact.measure.crossing_cells import fitting_context
     from artifact.records import Cell
 
     run.record(NAME, "keys", key_rows())
     run.record(NAME, "motivation", [motivation_row()])
     if run.profile.name != "gpu":
         params = kv_plan.common(run) | {"context": kv_plan.protocol(run).context_tokens, "arms": storage_arms()}
-        run.measure([Cell(NAME, "stored", "artifact.kv_cells:stored", params)])
+        run.measure([Cell(NAME, "stored", "artifact.measure.kv_cells:stored", params)])
     # The prefill of the crossing claim serves this one: the same length, so that a run makes it once.
     fit = fitting_context(
         run.profile, 20 if run.quick else 50, lambda n: [[member(n), *(member(n, r_kv=0.9) for _ in timed_arms())]]
@@ -116,16 +116,16 @@ def measure(run: Run) -> None:
     for block in range(BLOCKS):
         params = request(run.profile, [], QUICK_STEPS if run.quick else STEPS, fit.tokens, fit.note)
         params |= {"context": context, "arms": timed_arms()}
-        run.measure([Cell(NAME, f"steps-{block}", "artifact.kv_timing:decode", params, block)])
+        run.measure([Cell(NAME, f"steps-{block}", "artifact.measure.kv_timing:decode", params, block)])
 
 
 def key_rows() -> list[dict[str, Any]]:
     """Pack random half-precision keys of 128 channels at every ratio and compare with the account."""
     import torch
 
-    from artifact.cache import PackedCache
+    from artifact.engine.cache import PackedCache
+    from artifact.engine.pruned import PrunedCache
     from artifact.kv.spark import SparK
-    from artifact.pruned import PrunedCache
 
     generator = torch.Generator().manual_seed(0)
     entries = torch.randn(2, 1, 2, 96, HEAD_DIM, generator=generator).half()
@@ -163,7 +163,7 @@ def motivation_row() -> dict[str, Any]:
 
 def storage_arms() -> list[dict[str, Any]]:
     """SnapKV alone and with pruned channels."""
-    from artifact.kv_arms import Arm
+    from artifact.measure.kv_arms import Arm
 
     arms = [Arm("snapkv", "snapkv", KEEP_SNAPKV)]
     arms += [Arm(f"snapkv+spark{round(100 - 100 * k)}", "spark", KEEP_SNAPKV, {"keep": k}) for k in KEEPS]
@@ -173,7 +173,7 @@ def storage_arms() -> list[dict[str, Any]]:
 
 def timed_arms() -> list[dict[str, Any]]:
     """Dense and packed modes on the whole prompt."""
-    from artifact.kv_arms import Arm
+    from artifact.measure.kv_arms import Arm
 
     arms = [Arm("dense", "dense"), Arm("spark50", "spark", options={"keep": 0.5, "rows": 16})]
     arms.append(Arm("spark80", "spark", options={"keep": 0.2, "rows": 16}))

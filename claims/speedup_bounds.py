@@ -80,14 +80,14 @@ CLAIM = Claim(
 
 def measure(run: Run) -> None:
     """One cell per block: four modes at contexts from the shortest to the longest, all interleaved."""
-    from artifact.mode_sweep import cells
+    from artifact.measure.mode_sweep import cells
 
     run.measure(cells(run, NAME, QUICK_BLOCKS if run.quick else BLOCKS))
 
 
 def judge(rows: list[dict[str, Any]], profile: Profile) -> list[Finding]:
     """Judge the shape of the curves block by block; the mean curve stands beside each verdict."""
-    from artifact.speedups import blocks_of, curve, threshold_tokens
+    from artifact.judge.speedups import blocks_of, curve, threshold_tokens
 
     blocks = blocks_of([row for row in rows if "ms" in row])
     if not blocks:

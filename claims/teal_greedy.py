@@ -56,9 +56,9 @@ CLAIM = Claim(
 
 def measure(run: Run) -> None:
     """Allocate and score both kinds of thresholds on the shared windows."""
-    from artifact.cells import is_name
-    from artifact.greedy_cells import score_both
-    from artifact.quality_plan import protocol
+    from artifact.measure.cells import is_name
+    from artifact.measure.greedy_cells import score_both
+    from artifact.measure.quality_plan import protocol
 
     if is_name(run.profile.model):
         raise NotRun("synthetic weights have no perplexity; run `artifact verify teal_greedy --profile embedded`")
@@ -67,7 +67,7 @@ def measure(run: Run) -> None:
 
 def judge(rows: list[dict[str, Any]], profile: Profile) -> list[Finding]:
     """Compare both allocations at every keep ratio, windows paired."""
-    from artifact import quality
+    from artifact.measure import quality
 
     equal, no_worse = CLAIM.predicates
     windows = [row for row in rows if row.get("kind") == "window"]

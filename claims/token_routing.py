@@ -23,7 +23,7 @@ from artifact.stats import Interval, Region, block_interval, exact_interval, req
 from paper_tables.figures import figures
 
 if TYPE_CHECKING:
-    from artifact.masked_plan import Arm
+    from artifact.measure.masked_plan import Arm
     from artifact.records import Run
 
 NAME = "token_routing"
@@ -95,7 +95,7 @@ def seeds(share: float) -> tuple[int, ...]:
 
 def arms(quick: bool) -> list[Arm]:
     """Dense, static, and per share a table of scores and random ones."""
-    from artifact.masked_plan import Arm
+    from artifact.measure.masked_plan import Arm
 
     found = [Arm(), Arm("sats", SPARSITY)]
     for share in (OPERATING,) if quick else SHARES:
@@ -106,7 +106,7 @@ def arms(quick: bool) -> list[Arm]:
 
 def timed_arms(trained: bool) -> list[Arm]:
     """Dense, CATS, static SATS and routed SATS; a synthetic model has no scores, its table is random."""
-    from artifact.masked_plan import Arm
+    from artifact.measure.masked_plan import Arm
 
     table = "scores" if trained else "random"
     return [Arm(), Arm("cats", SPARSITY), Arm("sats", SPARSITY), Arm("sats", SPARSITY, OPERATING, table, SEEDS[0])]
@@ -114,9 +114,9 @@ def timed_arms(trained: bool) -> list[Arm]:
 
 def measure(run: Run) -> None:
     """Score the windows under every arm, then time the operating point in fresh processes."""
-    from artifact.masked_cells import score_cell
-    from artifact.masked_plan import sizes
-    from artifact.masked_timing import timing_cell
+    from artifact.measure.masked_cells import score_cell
+    from artifact.measure.masked_plan import sizes
+    from artifact.measure.masked_timing import timing_cell
 
     plan, trained = sizes(run.profile, run.quick), run.profile.name != "gpu"
     if trained:
@@ -136,7 +136,7 @@ def judge(rows: list[dict[str, Any]], profile: Profile) -> list[Finding]:
 
 
 def _quality(windows: list[dict[str, Any]], profile: Profile) -> list[Finding]:
-    from artifact import quality
+    from artifact.measure import quality
 
     static, random, share = CLAIM.predicates[:3]
     if not windows:
@@ -166,7 +166,7 @@ def _quality(windows: list[dict[str, Any]], profile: Profile) -> list[Finding]:
 
 def over_random(losses: dict[str, dict[int, list[float]]], base: str, share: float) -> Interval:
     """Perplexity of the scored table over that of random ones of the same share minus 1, windows paired."""
-    from artifact import quality
+    from artifact.measure import quality
 
     tables = [f"{base}-random{100 * share:g}-{seed}" for seed in seeds(share)]
     mixed = {

@@ -71,8 +71,8 @@ def measure(run: Run) -> None:
     """Both checkpoints one after the other in every block. NotRun, with the command, when there is no second one."""
     from dataclasses import asdict, replace
 
-    from artifact.cells import member, request
-    from artifact.crossing_cells import model_shape
+    from artifact.measure.cells import member, request
+    from artifact.measure.crossing_cells import model_shape
     from artifact.records import Cell
 
     second = os.environ.get(VARIABLE)
@@ -89,7 +89,7 @@ def measure(run: Run) -> None:
     for block in range(QUICK_BLOCKS if run.quick else BLOCKS):
         for which, profile in profiles.items():
             params = request(profile, [[member(CONTEXT), member(CONTEXT, R_P)]], steps, CONTEXT)
-            run.measure([Cell(NAME, f"{which}-{block}", "artifact.cells:decode", params, block)])
+            run.measure([Cell(NAME, f"{which}-{block}", "artifact.measure.cells:decode", params, block)])
 
 
 def judge(rows: list[dict[str, Any]], profile: Profile) -> list[Finding]:

@@ -107,9 +107,9 @@ if [ -n "$packages_only" ]; then exit 0; fi
 if [ -n "${ARTIFACT_FIRST_SETUP:-}" ]; then "$venv/bin/python" -m artifact.embedded
 else "$venv/bin/python" -m artifact.embedded --no-text >/dev/null; fi
 # Two minutes of converting, compiling and prefilling, which the first measurement would otherwise wait for.
-key=$(hash_of kernels/*.py kernels/cpu/*.py artifact/*.py artifact/projection/*.py)
+key=$(hash_of kernels/*.py kernels/cpu/*.py artifact/engine/*.py artifact/projection/*.py artifact/measure/warm.py)
 if ! fresh warm "$key"; then
   say "converting the model, compiling the kernels and prefilling a prompt (two minutes at most)"
-  "$venv/bin/python" -m artifact.warm
+  "$venv/bin/python" -m artifact.measure.warm
   printf '%s' "$key" >"$(stamp_of warm)"
 fi

@@ -18,7 +18,7 @@ settings.load_profile("steady")
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Loaded]:
     """Return a loader of the models of tests/models_fixture.py by name; each is built and loaded once per run."""
-    from artifact import models
+    from artifact.engine import models
     from tests.models_fixture import Loaded, saved
 
     folder = tmp_path_factory.mktemp("tiny")

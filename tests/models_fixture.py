@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 if TYPE_CHECKING:
-    from artifact.models import Weights
+    from artifact.engine.models import Weights
 
 VOCAB = 311
 

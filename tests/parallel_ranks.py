@@ -12,8 +12,8 @@ import torch.distributed as dist
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from artifact import models, parallel
-from artifact.prefill import prefill
+from artifact.engine import models, parallel
+from artifact.engine.prefill import prefill
 from artifact.projection import teal
 from artifact.projection.branch import Projection
 

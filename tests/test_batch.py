@@ -7,12 +7,12 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from artifact.batch import BatchDecoder, Member
-from artifact.cache import PackedCache
-from artifact.decoder import Decoder
+from artifact.engine.batch import BatchDecoder, Member
+from artifact.engine.cache import PackedCache
+from artifact.engine.decoder import Decoder
+from artifact.engine.prefill import prefill
 from artifact.errors import UserError
 from artifact.kv.snapkv import SnapKV
-from artifact.prefill import prefill
 from artifact.projection import teal
 from artifact.projection.thresholds import Thresholds
 from tests.inputs import relative

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from artifact.cache import KVCache, PackedCache
+from artifact.engine.cache import KVCache, PackedCache
 from artifact.errors import UserError
 from artifact.shapes import Shape
 from tests.inputs import draw

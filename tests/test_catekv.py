@@ -7,10 +7,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from artifact.cache import KVCache
+from artifact.engine.cache import KVCache
+from artifact.engine.prefill import prefill
 from artifact.errors import UserError
 from artifact.kv.catekv import CateKV, head_count, identify, variation
-from artifact.prefill import prefill
 from tests.inputs import draw, relative
 from tests.models_fixture import token_ids
 from tests.test_decoder import Tiny

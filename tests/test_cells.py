@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 import torch
 
-from artifact import attention_paths, cells, decoder, reference, timing
-from artifact.cells import member
-from artifact.decoder import Decoder
-from artifact.prepare import Prepared, grid, prepare_synthetic
+from artifact.engine import attention_paths, decoder, reference, timing
+from artifact.engine.decoder import Decoder
+from artifact.engine.prepare import Prepared, grid, prepare_synthetic
+from artifact.measure import cells
+from artifact.measure.cells import member
 from artifact.projection.thresholds import ThresholdedSteps, Thresholds
 from artifact.shapes import Shape
 from kernels import sparse_gemv

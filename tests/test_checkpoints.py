@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from artifact import models
-from artifact.checkpoints import open_checkpoint
+from artifact.engine import models
+from artifact.engine.checkpoints import open_checkpoint
 from artifact.errors import UserError
 from tests.models_fixture import Loaded
 

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
+from artifact.measure.quality_plan import grid
 from artifact.profiles import Profile
-from artifact.quality_plan import grid
 from artifact.stats import Verdict
 from artifact.verify import summarise
 from claims import composition_gain as claim

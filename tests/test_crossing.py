@@ -7,11 +7,11 @@ from collections.abc import Callable
 
 import pytest
 
-from artifact import crossing
 from artifact.account import K_TOKENS, Setting, n_star
 from artifact.claim import Finding
-from artifact.crossing_cells import SHORTEST_TOKENS, Plan, crossing_contexts, crossing_group, sweep_group
-from artifact.levels import with_levels
+from artifact.judge import crossing
+from artifact.judge.levels import with_levels
+from artifact.measure.crossing_cells import SHORTEST_TOKENS, Plan, crossing_contexts, crossing_group, sweep_group
 from artifact.stats import Verdict
 from claims import crossover
 from tests.faults.crossover import (

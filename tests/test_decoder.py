@@ -8,13 +8,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from artifact.cache import KVCache, PackedCache
-from artifact.decoder import Decoder
+from artifact.engine.cache import KVCache, PackedCache
+from artifact.engine.decoder import Decoder
+from artifact.engine.models import Weights
+from artifact.engine.prefill import Prefill, logits, prefill
 from artifact.errors import UserError
 from artifact.kv.retain import budget
 from artifact.kv.snapkv import SnapKV
-from artifact.models import Weights
-from artifact.prefill import Prefill, logits, prefill
 from artifact.projection.teal import Calibration, calibrate
 from artifact.projection.thresholds import PROJECTIONS, Thresholds
 from tests.float64_decoder import Reference, Sparse

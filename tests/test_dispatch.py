@@ -8,9 +8,9 @@ from collections.abc import Callable
 
 import pytest
 
-from artifact import dispatch
 from artifact.account import Mode, n_star
-from artifact.dispatch import Block, Times
+from artifact.deploy import dispatch
+from artifact.deploy.dispatch import Block, Times
 from artifact.stats import Verdict
 from artifact.verify import summarise
 from claims import dispatch as claim

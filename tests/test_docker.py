@@ -63,7 +63,7 @@ def test_the_files_copied_before_the_source_can_do_what_runs_on_them(tmp_path: P
             (tmp_path / target).mkdir(exist_ok=True)
             for source in sources:
                 shutil.copy(ROOT / source, tmp_path / target)
-    code = "import artifact.checkpoints, artifact.text, sys; print(sys.modules['artifact'].__path__[0])"
+    code = "import artifact.engine.checkpoints, artifact.text, sys; print(sys.modules['artifact'].__path__[0])"
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert Path(done.stdout.strip()) == tmp_path / "artifact"

@@ -10,10 +10,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from artifact import finetune, teacher
+from artifact.engine import teacher
+from artifact.engine.prefill import prefill
 from artifact.errors import UserError
-from artifact.finetune import Recipe
-from artifact.prefill import prefill
+from artifact.measure import finetune
+from artifact.measure.finetune import Recipe
 from artifact.projection.lora import AdaptedMask, load_adapter
 from artifact.projection.masked import GateMask
 from tests.inputs import relative

@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from artifact import gate as gates
 from artifact.account import Mode
+from artifact.deploy import gate as gates
+from artifact.deploy.gate import Check, Gate, Table
+from artifact.deploy.gate_costs import Line, costs_from
 from artifact.errors import UserError
-from artifact.gate import Check, Gate, Table
-from artifact.gate_costs import Line, costs_from
 from tests.models_fixture import Loaded
 
 CONTEXTS = (1024, 2048, 8192)

@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from artifact import gate as gates
 from artifact.account import Mode
 from artifact.cli import main
-from artifact.configuration import Configuration
+from artifact.deploy import gate as gates
+from artifact.deploy.gate import Gate
+from artifact.deploy.gate_figure import choice_map, draw
+from artifact.deploy.gate_quality import configurations, perplexity_checks, retrieval_checks, skipped
+from artifact.engine.session import Session
 from artifact.errors import UserError
-from artifact.gate import Gate
-from artifact.gate_figure import choice_map, draw
-from artifact.gate_quality import configurations, perplexity_checks, retrieval_checks, skipped
-from artifact.session import Session
+from artifact.measure.configuration import Configuration
 from artifact.verbs import generate
 from tests.models_fixture import Loaded, token_ids
 from tests.test_gate import table

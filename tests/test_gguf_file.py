@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from artifact import gguf_file, models
-from artifact.checkpoints import open_checkpoint
+from artifact.engine import gguf_file, models
+from artifact.engine.checkpoints import open_checkpoint
+from artifact.engine.prefill import logits, prefill
 from artifact.errors import UserError
-from artifact.prefill import logits, prefill
 from tests.inputs import relative
 from tests.models_fixture import MODELS, Loaded, Tiny, build, token_ids
 from tests.tolerances import LOGITS

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-from artifact import cells
-from artifact.cells import member
-from artifact.prepare import prepare_synthetic
+from artifact.engine.prepare import prepare_synthetic
+from artifact.measure import cells
+from artifact.measure.cells import member
 from artifact.shapes import Shape
 from artifact.stats import Verdict
 from tests import faults

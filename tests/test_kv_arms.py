@@ -10,15 +10,16 @@ import torch
 from test_decoder import Tiny, decode
 from test_retrieval import STORY, Letters
 
-from artifact import kv_arms, kv_cells, kv_timing, teacher
-from artifact.cache import KVCache
-from artifact.decoder import Decoder
+from artifact.engine import teacher
+from artifact.engine.cache import KVCache
+from artifact.engine.decoder import Decoder
+from artifact.engine.prefill import Prefill, logits, prefill
 from artifact.errors import UserError
-from artifact.kv_arms import Arm
-from artifact.prefill import Prefill, logits, prefill
-from artifact.retrieval import Writer
+from artifact.measure import kv_arms, kv_cells, kv_timing
+from artifact.measure.kv_arms import Arm
+from artifact.measure.retrieval import Writer
+from artifact.measure.workbench import ROWS
 from artifact.tasks import variable_tracking
-from artifact.workbench import ROWS
 from tests.inputs import relative
 from tests.models_fixture import token_ids
 from tests.tolerances import LOGITS

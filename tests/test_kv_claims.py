@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from artifact import kv_judge, which_sparsity
 from artifact.account import Setting, n_star
 from artifact.claim import Finding
+from artifact.judge import kv_judge, which_sparsity
 from artifact.shapes import known_shape
 from artifact.stats import Verdict
 from claims import catekv_accuracy, catekv_efficiency, spark_quality, spark_storage

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from artifact.levels import levels_ms, with_levels
+from artifact.judge.levels import levels_ms, with_levels
 
 LEVELS = np.array([20.0, 24.0, 31.0, 33.0, 40.0, 47.0])
 

@@ -7,15 +7,15 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from artifact import teacher
 from artifact.account import Scope, Setting, projection_bytes, projection_saving
-from artifact.decoder import Decoder
+from artifact.engine import teacher
+from artifact.engine.decoder import Decoder
+from artifact.engine.models import Weights
+from artifact.engine.prefill import prefill
+from artifact.engine.reference import gate_step
 from artifact.errors import UserError
-from artifact.models import Weights
-from artifact.prefill import prefill
 from artifact.projection.lora import AdaptedMask, AdaptedSteps, random_adapter
 from artifact.projection.masked import GateMask, MaskedSteps
-from artifact.reference import gate_step
 from kernels import masked_mlp, sparse_gemv
 from tests.inputs import relative
 from tests.masked_model import Masked, logits

@@ -12,16 +12,17 @@ from typing import Any
 import pytest
 import torch
 
-from artifact import finetune_cells, masked_bench, masked_cells, masked_timing, models
 from artifact.cli import main
+from artifact.engine import models
 from artifact.errors import UserError
-from artifact.finetune import Recipe
-from artifact.masked_bench import MaskedBench, open_bench
-from artifact.masked_plan import Arm, Sizes, arm_of, sizes_of
+from artifact.measure import finetune_cells, masked_bench, masked_cells, masked_timing
+from artifact.measure.finetune import Recipe
+from artifact.measure.masked_bench import MaskedBench, open_bench
+from artifact.measure.masked_plan import Arm, Sizes, arm_of, sizes_of
+from artifact.measure.quality import Protocol
 from artifact.projection import gate_calibration, gate_stats
 from artifact.projection.lora import load_adapter
 from artifact.projection.masked import GateMask
-from artifact.quality import Protocol
 from artifact.shapes import Shape
 from tests.models_fixture import Loaded
 
@@ -54,7 +55,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> str:
 def own_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ARTIFACT_DATA", str(tmp_path / "data"))
     monkeypatch.setattr(models, "load_tokenizer", lambda source: Letters())
-    monkeypatch.setattr("artifact.prompts.beginning", lambda tokenizer: [])
+    monkeypatch.setattr("artifact.engine.prompts.beginning", lambda tokenizer: [])
 
 
 def params(tiny: Tiny, text: str, **more: Any) -> Row:

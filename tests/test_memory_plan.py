@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from artifact.cells import Row, member
-from artifact.memory_plan import Fit, fit, group_bytes, needed_bytes, prefill_bytes, weight_bytes
+from artifact.engine.memory_plan import Fit, fit, group_bytes, needed_bytes, prefill_bytes, weight_bytes
+from artifact.measure.cells import Row, member
 from artifact.shapes import known_shape
 
 LLAMA_8B, LLAMA_3B = known_shape("llama-3.1-8b"), known_shape("llama-3.2-3b")

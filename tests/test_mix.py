@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from artifact.deploy.mix import Lengths, from_record, load
 from artifact.errors import UserError
-from artifact.mix import Lengths, from_record, load
 
 
 def test_the_shipped_mix_follows_its_stated_distribution() -> None:

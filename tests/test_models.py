@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from artifact import models
+from artifact.engine import models
 from artifact.errors import UserError
 from artifact.shapes import Shape
 from tests.inputs import NAN

@@ -13,9 +13,9 @@ import pytest
 import torch
 from parallel_ranks import CONTEXT, STEPS, whole
 
-from artifact import parallel
 from artifact.account import Mode, Setting, step_bytes
-from artifact.decoder import Decoder
+from artifact.engine import parallel
+from artifact.engine.decoder import Decoder
 from artifact.errors import UserError
 from artifact.shapes import known_shape
 from tests.models_fixture import MODELS, Tiny, saved

@@ -9,19 +9,19 @@ from dataclasses import replace
 import pytest
 import torch
 
-from artifact import models
 from artifact.account import Mode
-from artifact.cache import KVCache
-from artifact.decoder import Decoder
+from artifact.engine import models
+from artifact.engine.cache import KVCache
+from artifact.engine.decoder import Decoder
+from artifact.engine.prefill import logits, prefill
+from artifact.engine.prepare import Prepared
+from artifact.engine.reference import gate_step
 from artifact.errors import UserError
-from artifact.levels import with_levels
-from artifact.precision import Variant, crossing
-from artifact.precision_cells import measure
-from artifact.prefill import logits, prefill
-from artifact.prepare import Prepared
+from artifact.judge.levels import with_levels
+from artifact.judge.precision import Variant, crossing
+from artifact.measure.precision_cells import measure
 from artifact.projection import teal
 from artifact.projection.quantised import Precision, to_precision
-from artifact.reference import gate_step
 from artifact.shapes import Shape
 from artifact.stats import Verdict
 from artifact.verify import summarise

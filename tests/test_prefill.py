@@ -7,9 +7,9 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from artifact import prefill as module
+from artifact.engine import prefill as module
+from artifact.engine.prefill import SITES, logits, prefill
 from artifact.errors import UserError
-from artifact.prefill import SITES, logits, prefill
 from tests.float64_decoder import Reference
 from tests.inputs import relative
 from tests.models_fixture import MODELS, Loaded, token_ids

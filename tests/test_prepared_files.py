@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from artifact import prepared_files
+from artifact.engine import prepared_files
 from artifact.errors import UserError
 
 

@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from artifact import embedded, models, prompts
-from artifact.checkpoints import open_checkpoint
-from artifact.decoder import Decoder
-from artifact.models import Weights
-from artifact.prefill import logits, prefill
+from artifact import embedded
+from artifact.engine import models, prompts
+from artifact.engine.checkpoints import open_checkpoint
+from artifact.engine.decoder import Decoder
+from artifact.engine.models import Weights
+from artifact.engine.prefill import logits, prefill
 from tests.inputs import relative
 from tests.tolerances import LOGITS_PRETRAINED
 

@@ -9,7 +9,7 @@ from tokenizers.pre_tokenizers import ByteLevel
 from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
-from artifact import prompts
+from artifact.engine import prompts
 from artifact.errors import UserError
 
 BOS, EOS = 256, 257

@@ -13,13 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from models_fixture import Loaded, saved, token_ids
 
-from artifact import models, quality, teacher
-from artifact.cache import KVCache
-from artifact.configuration import Configuration, bind, check_r_p, check_retained, from_record
+from artifact.engine import models, teacher
+from artifact.engine.cache import KVCache
+from artifact.engine.prefill import Prefill, logits, prefill
 from artifact.errors import UserError
 from artifact.kv.snapkv import SnapKV
 from artifact.kv.window import Window
-from artifact.prefill import Prefill, logits, prefill
+from artifact.measure import quality
+from artifact.measure.configuration import Configuration, bind, check_r_p, check_retained, from_record
 from artifact.projection import teal
 
 CONTEXT, SCORED = 120, 24

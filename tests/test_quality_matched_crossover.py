@@ -7,9 +7,9 @@ import math
 
 import pytest
 
-from artifact import matched
 from artifact.account import Setting, n_star
-from artifact.quality_plan import singles
+from artifact.judge import matched
+from artifact.measure.quality_plan import singles
 from artifact.stats import Verdict
 from artifact.verify import summarise
 from claims import quality_matched_crossover as claim

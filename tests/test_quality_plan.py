@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from artifact.errors import UserError
-from artifact.quality import Protocol
-from artifact.quality_plan import PAPER, fitted
+from artifact.measure.quality import Protocol
+from artifact.measure.quality_plan import PAPER, fitted
 
 
 @pytest.mark.parametrize(("window", "context"), [(131072, 32768), (33281, 32768), (33280, 16384), (8192, 4096)])

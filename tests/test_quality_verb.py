@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from artifact import quality_cells
 from artifact.cli import main
 from artifact.errors import UserError
+from artifact.measure import quality_cells
 from artifact.verbs import quality
 
 

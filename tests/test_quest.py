@@ -7,16 +7,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from artifact.decoder import Decoder
+from artifact.engine.decoder import Decoder
+from artifact.engine.prefill import prefill
+from artifact.engine.ragged import pack_ragged
+from artifact.engine.reference import gate_step
+from artifact.engine.teacher import forward
 from artifact.errors import UserError
 from artifact.kv.pyramidkv import PyramidKV
 from artifact.kv.quest import PagedCache, Quest
 from artifact.kv.retain import budget
 from artifact.kv.snapkv import SnapKV
-from artifact.prefill import prefill
-from artifact.ragged import pack_ragged
-from artifact.reference import gate_step
-from artifact.teacher import forward
 from kernels import pages
 from tests.inputs import relative
 from tests.models_fixture import token_ids

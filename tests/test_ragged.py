@@ -9,12 +9,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from artifact.cache import KVCache
-from artifact.decoder import Decoder
+from artifact.engine.cache import KVCache
+from artifact.engine.decoder import Decoder
+from artifact.engine.prefill import prefill
+from artifact.engine.ragged import pack_ragged
+from artifact.engine.reference import gate_step
 from artifact.errors import UserError
-from artifact.prefill import prefill
-from artifact.ragged import pack_ragged
-from artifact.reference import gate_step
 from kernels import ShapeError, attention, ragged, rope_append
 from kernels.ragged import Pages
 from tests.float64_decoder import Reference, Sparse

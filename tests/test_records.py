@@ -167,7 +167,7 @@ def test_a_dirty_or_missing_checkout_has_no_commit(tmp_path: Path, monkeypatch: 
 
 def test_editing_any_measuring_source_changes_the_hash(tmp_path: Path) -> None:
     for name in (
-        "artifact/decoder.py",
+        "artifact/engine/decoder.py",
         "artifact/cli.py",
         "artifact/kv/snapkv.py",
         "kernels/cpu/gemv.py",
@@ -184,7 +184,7 @@ def test_editing_any_measuring_source_changes_the_hash(tmp_path: Path) -> None:
 
     start = digest()
     for name in (
-        "artifact/decoder.py",
+        "artifact/engine/decoder.py",
         "artifact/kv/snapkv.py",
         "kernels/cpu/gemv.py",
         "claims/c.py",

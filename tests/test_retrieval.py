@@ -10,16 +10,17 @@ import pytest
 import torch
 from models_fixture import saved
 
-from artifact import answers, models
-from artifact.configuration import Configuration, bind
-from artifact.decoder import Decoder
+from artifact.engine import models
+from artifact.engine.decoder import Decoder
+from artifact.engine.prefill import prefill
 from artifact.errors import UserError
 from artifact.kv.snapkv import SnapKV
-from artifact.prefill import prefill
+from artifact.measure import answers
+from artifact.measure.configuration import Configuration, bind
+from artifact.measure.retrieval import Needle, Prompt, Writer, answer_tokens, check, grade
+from artifact.measure.workbench import Workbench
 from artifact.projection import teal
-from artifact.retrieval import Needle, Prompt, Writer, answer_tokens, check, grade
 from artifact.text import Text
-from artifact.workbench import Workbench
 
 SNAPKV = SnapKV(rows=8, width=5)
 

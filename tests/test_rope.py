@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from artifact.engine.rope import inverse_frequencies, llama3_parameters
 from artifact.errors import UserError
-from artifact.rope import inverse_frequencies, llama3_parameters
 
 LLAMA3 = {
     "factor": 8.0,

@@ -10,8 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from artifact.engine.models import Weights
 from artifact.errors import UserError
-from artifact.models import Weights
 from artifact.projection import cats, gate_stats, sats
 from artifact.projection.gate_stats import GateStatistics, Reservoir
 from artifact.projection.magnitudes import Magnitudes
@@ -89,7 +89,7 @@ def test_the_stream_does_not_depend_on_how_prefill_cuts_its_rows(
 ) -> None:
     tokens = token_ids(240, seed=5).view(2, 120)
     whole = gate_stats.collect(weights, tokens, rows=50)
-    monkeypatch.setattr("artifact.prefill.MLP_ROWS", 7)
+    monkeypatch.setattr("artifact.engine.prefill.MLP_ROWS", 7)
     pieces = gate_stats.collect(weights, tokens, rows=50)
     assert torch.allclose(whole.inputs, pieces.inputs, atol=1e-5)
     assert [gate.total for gate in whole.gates] == [gate.total for gate in pieces.gates]

@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from artifact.account import Mode
-from artifact.cache import KVCache
-from artifact.decoder import Decoder
+from artifact.engine.cache import KVCache
+from artifact.engine.decoder import Decoder
+from artifact.engine.prefill import prefill
+from artifact.engine.session import Session
 from artifact.errors import UserError
-from artifact.prefill import prefill
 from artifact.projection import teal
-from artifact.session import Session
 from tests.float64_decoder import Reference
 from tests.models_fixture import Loaded, token_ids
 

@@ -11,11 +11,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from artifact.cache import KVCache, PackedCache
+from artifact.engine.cache import KVCache, PackedCache
+from artifact.engine.prefill import Prefill, prefill
 from artifact.errors import UserError
 from artifact.kv.retain import budget, choose, pack
 from artifact.kv.snapkv import SnapKV
-from artifact.prefill import Prefill, prefill
 from tests.inputs import NAN, draw
 from tests.models_fixture import Loaded, token_ids
 

@@ -7,15 +7,15 @@ from dataclasses import replace
 import pytest
 import torch
 
-from artifact.cache import KVCache, PackedCache
-from artifact.decoder import Decoder
+from artifact.engine.cache import KVCache, PackedCache
+from artifact.engine.decoder import Decoder
+from artifact.engine.prefill import prefill
+from artifact.engine.pruned import PrunedCache, everything, query_strength
+from artifact.engine.reference import gate_step
 from artifact.errors import UserError
 from artifact.kv.snapkv import SnapKV
 from artifact.kv.spark import SparK, top_channels
 from artifact.kv.think import ThinK
-from artifact.prefill import prefill
-from artifact.pruned import PrunedCache, everything, query_strength
-from artifact.reference import gate_step
 from tests.inputs import draw, relative
 from tests.models_fixture import token_ids
 from tests.test_decoder import Tiny, decode

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from artifact import teacher
+from artifact.engine import teacher
 from tests.inputs import relative
 
 GROUPS = [(9, 3), (4, 4), (6, 1)]

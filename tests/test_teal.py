@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from artifact.engine.prefill import SITES, prefill
 from artifact.errors import UserError
-from artifact.prefill import SITES, prefill
 from artifact.projection import teal
 from artifact.projection.thresholds import PROJECTIONS
 from kernels.selection import mask

@@ -10,9 +10,9 @@ import pytest
 import torch
 from models_fixture import saved, token_ids
 
-from artifact import models, teacher
+from artifact.engine import models, teacher
+from artifact.engine.prefill import prefill
 from artifact.errors import UserError
-from artifact.prefill import prefill
 from artifact.profiles import Profile
 from artifact.projection import teal, teal_greedy
 from artifact.projection.thresholds import PROJECTIONS

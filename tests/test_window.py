@@ -9,10 +9,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from artifact.engine.prefill import prefill
 from artifact.errors import UserError
 from artifact.kv.retain import budget
 from artifact.kv.window import Window
-from artifact.prefill import prefill
 from tests.models_fixture import Loaded, token_ids
 
 

@@ -22,13 +22,13 @@ import click
 import torch
 from tabulate import tabulate
 
-from artifact import models
 from artifact.bench.cpu_lines import REPEATS, Bench, Line, all_of, timed
 from artifact.bench.cpu_projections import KEEP, projection_lines
-from artifact.cache import KVCache
-from artifact.decoder import Decoder
+from artifact.engine import models
+from artifact.engine.cache import KVCache
+from artifact.engine.decoder import Decoder
+from artifact.engine.models import Weights
 from artifact.kv.window import Window
-from artifact.models import Weights
 from artifact.projection import teal
 from artifact.shapes import Shape
 from kernels import Launch, attention
@@ -107,8 +107,8 @@ def generate_line(model: str, weights: Weights, bench: Bench, prompt: int, token
     """
     import transformers
 
-    from artifact.checkpoints import open_checkpoint
-    from artifact.prefill import prefill
+    from artifact.engine.checkpoints import open_checkpoint
+    from artifact.engine.prefill import prefill
 
     peer = transformers.AutoModelForCausalLM.from_pretrained(str(open_checkpoint(model).folder), dtype=torch.float32)
     ids = torch.randint(100, weights.shape.vocab, (prompt,))

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from artifact.bench.cpu_lines import Bench, Line, all_of
-from artifact.models import Layer, Matrix, Weights
+from artifact.engine.models import Layer, Matrix, Weights
 from artifact.shapes import Shape
 from kernels import Launch, gate_up, gemv, sparse_gemv
 from kernels.selection import Selection

@@ -19,8 +19,8 @@ import click
 
 from artifact import campaign, profiles
 from artifact.account import K_TOKENS
-from artifact.configuration import Configuration
 from artifact.embedded import data_folder
+from artifact.measure.configuration import Configuration
 from artifact.records import Cell, Run
 from artifact.samples import CellId
 
@@ -49,8 +49,8 @@ class Line:
 
 def cells(run: Run, scales: tuple[int, ...] = SCALES) -> Iterator[tuple[str, int, int, Cell]]:
     """(kind, context, placements, cell) at every scale: contexts first, then placements at the shortest context."""
-    from artifact.cells import member, request
-    from artifact.quality_cells import answer_cell, profile_params, prompts_of
+    from artifact.measure.cells import member, request
+    from artifact.measure.quality_cells import answer_cell, profile_params, prompts_of
 
     arms = [Configuration(), Configuration(r_kv=0.3, method="snapkv"), Configuration(r_p=0.7)]
     for scale in scales:
@@ -60,11 +60,11 @@ def cells(run: Run, scales: tuple[int, ...] = SCALES) -> Iterator[tuple[str, int
             "timing",
             n,
             0,
-            Cell(CLAIM, f"timing-{n}", "artifact.cells:decode", request(run.profile, [group], STEPS, n)),
+            Cell(CLAIM, f"timing-{n}", "artifact.measure.cells:decode", request(run.profile, [group], STEPS, n)),
         )
         windows = {**profile_params(run.profile), "arms": [arm.record() for arm in arms], "context": n, "scored": 64}
         windows |= {"windows": WINDOWS, "chosen": list(range(WINDOWS))}
-        yield "perplexity", n, 0, Cell(CLAIM, f"windows-{n}", "artifact.quality_cells:scored", windows)
+        yield "perplexity", n, 0, Cell(CLAIM, f"windows-{n}", "artifact.measure.quality_cells:scored", windows)
         asked = [prompts_of("multikey", n, PLACEMENTS)]
         yield "retrieval", n, PLACEMENTS, answer_cell(run, CLAIM, f"answers-{n}", asked, arms)
     for scale in scales[1:]:

@@ -11,7 +11,7 @@ from typing import Protocol
 
 import torch
 
-from artifact.step import Op
+from artifact.engine.step import Op
 
 
 @dataclass(frozen=True)

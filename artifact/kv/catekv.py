@@ -15,9 +15,9 @@ from dataclasses import dataclass
 import torch
 
 from artifact import checks
-from artifact.cache import KVCache
+from artifact.engine.cache import KVCache
+from artifact.engine.ragged import RaggedCache, pack_ragged
 from artifact.errors import UserError
-from artifact.ragged import RaggedCache, pack_ragged
 
 
 @dataclass(frozen=True)

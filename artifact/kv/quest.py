@@ -13,12 +13,12 @@ from dataclasses import dataclass
 import torch
 
 from artifact import checks
-from artifact.cache import KVCache
+from artifact.engine.cache import KVCache
+from artifact.engine.ragged import RaggedCache, pack_ragged
+from artifact.engine.step import Op
 from artifact.errors import UserError
 from artifact.kv.branch import Entries, LayerInputs
 from artifact.kv.retain import budget
-from artifact.ragged import RaggedCache, pack_ragged
-from artifact.step import Op
 from kernels import pages, ragged
 from kernels.memory import empty
 from kernels.pages import Bounds

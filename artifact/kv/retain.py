@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 import torch
 
-from artifact.cache import KVCache, PackedCache
+from artifact.engine.cache import KVCache, PackedCache
 from artifact.errors import UserError
 from kernels import gather
 from kernels.memory import empty

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from artifact import checks
-from artifact.cache import KVCache, PackedCache
+from artifact.engine.cache import KVCache, PackedCache
 from artifact.errors import UserError
 from artifact.kv.retain import budget, choose, pack
 from kernels import score

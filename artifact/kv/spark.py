@@ -16,9 +16,9 @@ from typing import Literal
 import torch
 
 from artifact import checks
-from artifact.cache import PackedCache
+from artifact.engine.cache import PackedCache
+from artifact.engine.pruned import PrunedCache, check_layers, query_strength, split_tail
 from artifact.errors import UserError
-from artifact.pruned import PrunedCache, check_layers, query_strength, split_tail
 from kernels.channels import Pruned, pack_bytes, pack_words
 from kernels.memory import placed
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import torch
 
 from artifact import checks
-from artifact.cache import PackedCache
-from artifact.pruned import PrunedCache, check_layers, query_strength, split_tail
+from artifact.engine.cache import PackedCache
+from artifact.engine.pruned import PrunedCache, check_layers, query_strength, split_tail
 from kernels.channels import Pruned
 from kernels.memory import placed
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from artifact import checks
-from artifact.cache import KVCache, PackedCache
+from artifact.engine.cache import KVCache, PackedCache
 from artifact.kv.retain import budget, pack
 
 

@@ -10,8 +10,8 @@ from typing import Protocol
 
 import torch
 
-from artifact.models import Layer, Weights
-from artifact.step import Buffers, Current, Op
+from artifact.engine.models import Layer, Weights
+from artifact.engine.step import Buffers, Current, Op
 
 Counters = tuple[torch.Tensor, torch.Tensor]
 

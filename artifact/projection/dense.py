@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional
 
-from artifact.models import Layer, Matrix, Weights
+from artifact.engine.models import Layer, Matrix, Weights
+from artifact.engine.step import Buffers, Current, Op
 from artifact.projection.branch import Counters
-from artifact.step import Buffers, Current, Op
 from kernels import gate_up, gemv
 from kernels.norm import Norm
 

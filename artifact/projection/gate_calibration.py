@@ -14,8 +14,8 @@ from pathlib import Path
 
 import torch
 
+from artifact.engine.models import Weights
 from artifact.errors import UserError, one_line
-from artifact.models import Weights
 from artifact.projection import cats, gate_stats, sats
 from artifact.projection.masked import GateMask
 from artifact.projection.sats import Curves

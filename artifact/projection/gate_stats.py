@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional
 
+from artifact.engine.models import Layer, Weights
+from artifact.engine.prefill import prefill
 from artifact.errors import UserError
-from artifact.models import Layer, Weights
-from artifact.prefill import prefill
 from artifact.projection.dense import linear
 from artifact.projection.magnitudes import Magnitudes
 

@@ -16,12 +16,12 @@ from pathlib import Path
 
 import torch
 
+from artifact.engine.models import Layer, Weights
+from artifact.engine.step import Buffers, Current, Op
 from artifact.errors import UserError, one_line
-from artifact.models import Layer, Weights
 from artifact.projection.dense import linear
 from artifact.projection.masked import GateMask, MaskedRows, MaskedSteps
 from artifact.shapes import Shape
-from artifact.step import Buffers, Current, Op
 from kernels import gemv, masked_mlp, sparse_gemv
 from kernels.masked_mlp import LowRank
 from kernels.norm import Norm

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional
 
+from artifact.engine.models import Layer, Weights
+from artifact.engine.step import Buffers, Current, Op
 from artifact.errors import UserError
-from artifact.models import Layer, Weights
 from artifact.projection.branch import Counters
 from artifact.projection.dense import DenseRows, DenseSteps, linear
 from artifact.shapes import Shape
-from artifact.step import Buffers, Current, Op
 from kernels import gemv, masked_mlp, sparse_gemv
 from kernels.masked_mlp import LowRank, Route
 from kernels.norm import Norm

@@ -11,12 +11,12 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from artifact.engine.models import Layer, Matrix, Weights
+from artifact.engine.step import Buffers, Current, Op
 from artifact.errors import UserError
-from artifact.models import Layer, Matrix, Weights
 from artifact.projection.branch import Counters
 from artifact.projection.dense import DenseRows
 from artifact.projection.thresholds import PROJECTIONS, ThresholdedRows, Thresholds
-from artifact.step import Buffers, Current, Op
 from kernels import Launch, quant_gemv, silu_product
 from kernels.norm import Norm
 from kernels.quantised import BITS, GROUP, Quantised, dequantise, quantise

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 import torch
 
 from artifact.checks import in_range, positive
+from artifact.engine.models import Weights
 from artifact.errors import UserError
-from artifact.models import Weights
 from artifact.projection.gate_stats import GateStatistics, errors, shares_dropped
 from artifact.projection.masked import GateMask
 

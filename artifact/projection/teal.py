@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import torch
 
+from artifact.engine.models import Weights
+from artifact.engine.prefill import SITES, prefill
 from artifact.errors import UserError
-from artifact.models import Weights
-from artifact.prefill import SITES, prefill
 from artifact.projection.magnitudes import Magnitudes
 from artifact.projection.thresholds import PROJECTIONS, Thresholds
 

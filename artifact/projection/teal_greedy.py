@@ -13,10 +13,10 @@ from dataclasses import dataclass
 
 import torch
 
-from artifact import teacher
+from artifact.engine import teacher
+from artifact.engine.models import Weights
+from artifact.engine.prefill import prefill
 from artifact.errors import UserError
-from artifact.models import Weights
-from artifact.prefill import prefill
 from artifact.projection.teal import Calibration
 from artifact.projection.thresholds import PROJECTIONS, Thresholds
 from artifact.shapes import Shape

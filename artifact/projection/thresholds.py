@@ -12,10 +12,10 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional
 
+from artifact.engine.models import Layer, Matrix, Weights
+from artifact.engine.step import Buffers, Current, Op
 from artifact.errors import UserError
-from artifact.models import Layer, Matrix, Weights
 from artifact.projection.branch import Counters
-from artifact.step import Buffers, Current, Op
 from kernels import gate_up, sparse_gemv
 from kernels.norm import Norm
 from kernels.selection import Selection, mask

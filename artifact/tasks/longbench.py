@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from artifact import prompts
+from artifact.engine import prompts
 from artifact.errors import UserError
 
 if TYPE_CHECKING:

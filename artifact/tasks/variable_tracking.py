@@ -21,7 +21,7 @@ from itertools import pairwise
 import torch
 
 from artifact.errors import UserError
-from artifact.retrieval import Writer
+from artifact.measure.retrieval import Writer
 
 QUESTIONS = {
     "names": (

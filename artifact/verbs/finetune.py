@@ -39,9 +39,10 @@ def command(
     quick: bool,
 ) -> int:
     """Fine-tune a thresholded model with LoRA: at most ten minutes on two cores for the embedded model."""
-    from artifact import masked_plan, profiles
-    from artifact.finetune import Recipe
-    from artifact.finetune_cells import train
+    from artifact import profiles
+    from artifact.measure import masked_plan
+    from artifact.measure.finetune import Recipe
+    from artifact.measure.finetune_cells import train
 
     profile = profiles.choose("embedded" if model is None else None, model, text)
     if model is not None and profile.name == "gpu":

@@ -20,7 +20,7 @@ from artifact.account import K_TOKENS
 from artifact.errors import UserError
 
 if TYPE_CHECKING:
-    from artifact.gate import Check, Gate, Table
+    from artifact.deploy.gate import Check, Gate, Table
     from artifact.profiles import Profile
 
 NAMES = ("embedded", "gpu", "paper")
@@ -59,9 +59,10 @@ def command(
     as_json: bool,
 ) -> int:
     """Time dense, both branches and both together, apply quality tests, and write the lookup table of the fastest."""
-    from artifact import gate_figure, profiles
+    from artifact import profiles
     from artifact.checks import in_range
-    from artifact.gate import Gate, write_table
+    from artifact.deploy import gate_figure
+    from artifact.deploy.gate import Gate, write_table
 
     for name, value in (("--r-p", r_p), ("--r-kv", r_kv)):
         if in_range(name, value, 0, 1) == 1:
@@ -99,10 +100,10 @@ def measured(
     placements: int,
 ) -> Table:
     """Measure costs and admissibility. placements below 0 skip all quality tests."""
-    from artifact import gate_cells
-    from artifact.cells import is_name
-    from artifact.gate import Table, current_device, version
-    from artifact.gate_costs import step_times
+    from artifact.deploy.gate import Table, current_device, version
+    from artifact.deploy.gate_costs import step_times
+    from artifact.measure import gate_cells
+    from artifact.measure.cells import is_name
 
     lengths, note = lengths_for(profile, ratios, contexts, steps)
     request = gate_cells.gate_request(profile, ratios, lengths, steps, lengths[-1], note)
@@ -141,8 +142,8 @@ def measured(
 def _checks(
     profile: Profile, ratios: tuple[float, float], longest: int, budget: float, windows: int, placements: int, why: str
 ) -> tuple[Check, ...]:
-    from artifact import gate_quality
-    from artifact.quality import Protocol
+    from artifact.deploy import gate_quality
+    from artifact.measure.quality import Protocol
 
     if why:
         return gate_quality.skipped(why)
@@ -156,10 +157,10 @@ def lengths_for(
 ) -> tuple[list[int], str]:
     """Contexts to measure, multiples of the grid that leave room for the steps, and what was cut to fit the device."""
     from artifact.claim import NotRun
-    from artifact.crossing_cells import fitting_context, model_shape
-    from artifact.gate_cells import group_at
+    from artifact.engine.prepare import grid
+    from artifact.measure.crossing_cells import fitting_context, model_shape
+    from artifact.measure.gate_cells import group_at
     from artifact.predict import contexts_from
-    from artifact.prepare import grid
 
     require_memory(profile)
     try:
@@ -182,8 +183,8 @@ def require_memory(profile: Profile) -> None:
     """Raise UserError when synthetic weights of the named dimensions cannot be held by this machine's memory."""
     import psutil
 
-    from artifact.cells import is_name
-    from artifact.memory_plan import weight_bytes
+    from artifact.engine.memory_plan import weight_bytes
+    from artifact.measure.cells import is_name
     from artifact.shapes import known_shape
 
     if profile.device == "cpu" and is_name(profile.model):
@@ -210,7 +211,7 @@ def card(gate: Gate) -> str:
     """Step times, what was admitted and why, and some answers."""
     from tabulate import tabulate
 
-    from artifact.gate import MODES
+    from artifact.deploy.gate import MODES
 
     table = gate.table
     headers = ["context", *(f"{mode.value} ms" for mode in MODES), "selection ms", "fastest for 32 / 256 new tokens"]

@@ -20,9 +20,9 @@ from artifact.errors import UserError
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from artifact.engine.session import Session
+    from artifact.measure.workbench import Workbench
     from artifact.profiles import Profile
-    from artifact.session import Session
-    from artifact.workbench import Workbench
 
 AUTO = "auto"
 MODES = (AUTO, *(mode.value for mode in Mode))
@@ -51,7 +51,8 @@ def command(
     as_json: bool,
 ) -> int:
     """Generate text; every branch may be left and taken up again between two steps."""
-    from artifact import prompts, workbench
+    from artifact.engine import prompts
+    from artifact.measure import workbench
 
     plan = switch_plan(switches, new_tokens)
     text = read_prompt(prompt_file)
@@ -89,7 +90,7 @@ def command(
 def profile_for(model: str | None) -> Profile:
     """The device of this machine with the given model, or the embedded one. UserError for a name without weights."""
     from artifact import embedded, profiles
-    from artifact.cells import is_name
+    from artifact.measure.cells import is_name
 
     path = model or str(embedded.path())
     if is_name(path) and not Path(path).exists():
@@ -128,7 +129,7 @@ def ask_gate(
     bench: Workbench, profile: Profile, file: str | None, prompt_tokens: int, new_tokens: int
 ) -> tuple[Mode, str, float, float]:
     """The mode that the gate chooses, why, and the keep ratios of its table."""
-    from artifact.gate import Gate, current_device
+    from artifact.deploy.gate import Gate, current_device
     from artifact.verbs.gate import default_folder
 
     path = Path(file) if file else default_folder(bench.weights.identity) / "gate.json"
@@ -145,7 +146,7 @@ def ask_gate(
 
 def opened(bench: Workbench, prompt: Any, new_tokens: int, r_p: float, r_kv: float) -> Session:
     """Prefill the prompt."""
-    from artifact.session import Session
+    from artifact.engine.session import Session
 
     return Session(bench.weights, prompt, new_tokens, bench.calibration, r_p, r_kv)
 

@@ -42,7 +42,7 @@ def command(
 ) -> int:
     """Print perplexity and retrieval of one configuration beside dense decoding."""
     from artifact import profiles
-    from artifact.quality import Protocol
+    from artifact.measure.quality import Protocol
 
     profile = profiles.choose("embedded", model, text)
     profiles.check_model(profile)
@@ -58,7 +58,7 @@ def evaluate(profile: Any, mode: str, r_p: float, r_kv: float, protocol: Any, pl
 
     Raises UserError for a ratio outside (0, 1], a text too short or a prompt that does not fit the model's window.
     """
-    from artifact import quality, quality_cells
+    from artifact.measure import quality, quality_cells
 
     arm = configuration(mode, r_p, r_kv)
     arms = [configuration("dense", 1.0, 1.0)] + ([arm] if arm.kind != "dense" else [])
@@ -88,7 +88,7 @@ def evaluate(profile: Any, mode: str, r_p: float, r_kv: float, protocol: Any, pl
 
 def configuration(mode: str, r_p: float, r_kv: float) -> Any:
     """The configuration that a mode and its ratios name; a ratio that the mode does not use must be left alone."""
-    from artifact.configuration import Configuration
+    from artifact.measure.configuration import Configuration
 
     if mode not in MODES:
         raise UserError(f"no mode is called {mode!r}; choose one of {', '.join(MODES)}")
@@ -102,7 +102,7 @@ def configuration(mode: str, r_p: float, r_kv: float) -> Any:
 
 def _retrieval(request: dict[str, Any], tokens: int, placements: int) -> dict[str, Any]:
     """Outcome counts by test and configuration."""
-    from artifact import quality_cells
+    from artifact.measure import quality_cells
 
     if placements == 0:
         return {}

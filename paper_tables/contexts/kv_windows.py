@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from statistics import mean
 from typing import Any
 
-from artifact import quality
-from artifact.kv_judge import windows_of
+from artifact.judge.kv_judge import windows_of
+from artifact.measure import quality
 from paper_tables.render import Figure, Row, TableMissing
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from statistics import median
 from typing import Any
 
-from artifact import quality
+from artifact.measure import quality
 from paper_tables.render import Figure, Row, TableMissing
 
 CLAIMS = ("token_routing",)

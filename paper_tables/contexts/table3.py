@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from artifact import quality
+from artifact.measure import quality
 from paper_tables.render import Figure, Row, TableMissing
 
 CLAIMS = ("retrieval_admissibility",)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from artifact import composition, quality
+from artifact.judge import composition
+from artifact.measure import quality
 from claims.composition_gain import PAPER_BUDGETS, picked, scored
 from paper_tables.render import Figure, Row, TableMissing
 

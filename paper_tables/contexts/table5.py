@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from artifact import dispatch
+from artifact.deploy import dispatch
 from artifact.stats import block_interval
 from claims.dispatch import gathered
 from paper_tables.render import Figure, Row, TableMissing

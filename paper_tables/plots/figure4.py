@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from artifact.crossing_judge import Judgement
+from artifact.judge.crossing_judge import Judgement
 from artifact.profiles import Profile
 from artifact.samples import Row
 from paper_tables.plots import series, style

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from artifact.baselines import gains_by_block
+from artifact.judge.baselines import gains_by_block
 from artifact.samples import Row
 from artifact.stats import block_interval
 from paper_tables.plots import series, style

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from artifact.account import Mode, Setting, bound
-from artifact.crossing import gap, pick
-from artifact.levels import with_levels
+from artifact.judge.crossing import gap, pick
+from artifact.judge.levels import with_levels
 from artifact.samples import Row
 from artifact.shapes import Shape
 from artifact.stats import Interval, block_interval, bootstrap

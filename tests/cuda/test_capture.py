@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 pytest.importorskip("triton")
 
 import kernels
-from artifact import cells
-from artifact.decoder import Decoder
-from artifact.prepare import Prepared, prepare_synthetic
+from artifact.engine.decoder import Decoder
+from artifact.engine.prepare import Prepared, prepare_synthetic
+from artifact.measure import cells
 from artifact.shapes import Shape
 from kernels.cuda import attention, gemv, sparse_gemv
 

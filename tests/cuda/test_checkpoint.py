@@ -12,13 +12,14 @@ import torch
 
 pytest.importorskip("triton")
 
-from artifact import models, quality, teacher
-from artifact import prefill as module
-from artifact.configuration import Configuration
-from artifact.decoder import Decoder
+from artifact.engine import models, teacher
+from artifact.engine import prefill as module
+from artifact.engine.decoder import Decoder
+from artifact.engine.models import Weights
+from artifact.engine.prefill import prefill
 from artifact.kv.snapkv import SnapKV
-from artifact.models import Weights
-from artifact.prefill import prefill
+from artifact.measure import quality
+from artifact.measure.configuration import Configuration
 from artifact.projection import teal
 from tests.inputs import relative
 from tests.models_fixture import saved, token_ids

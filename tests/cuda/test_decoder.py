@@ -10,14 +10,14 @@ import torch
 pytest.importorskip("triton")
 
 import kernels
-from artifact import cells
-from artifact.cells import member
-from artifact.decoder import Decoder
-from artifact.models import Weights
-from artifact.prepare import Prepared, prepare_synthetic
+from artifact.engine.decoder import Decoder
+from artifact.engine.models import Weights
+from artifact.engine.prepare import Prepared, prepare_synthetic
+from artifact.engine.reference import gate_step
+from artifact.measure import cells
+from artifact.measure.cells import member
 from artifact.projection.lora import AdaptedMask, random_adapter
 from artifact.projection.masked import GateMask
-from artifact.reference import gate_step
 from artifact.shapes import Shape
 
 SHAPE = Shape("tiny", 96, 2, 6, 2, 32, 160, 211, 1024, False)

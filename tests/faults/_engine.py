@@ -1,6 +1,7 @@
 """Defects of the measuring cell itself, on a small synthetic model: each must end the cell as an error, before any row.
 
-They hold for every claim whose cells decode (`artifact.cells:decode`). The control measures the same group without one.
+They hold for every claim whose cells decode (`artifact.measure.cells:decode`). The control measures the same group
+without one.
 """
 
 from __future__ import annotations
@@ -13,12 +14,13 @@ from unittest import mock
 
 import torch
 
-from artifact import cells, timing
-from artifact.cache import KVCache
-from artifact.cells import member
+from artifact.engine import timing
+from artifact.engine.cache import KVCache
+from artifact.engine.prepare import Prepared, prepare_synthetic
 from artifact.errors import UserError
 from artifact.kv.snapkv import SnapKV
-from artifact.prepare import Prepared, prepare_synthetic
+from artifact.measure import cells
+from artifact.measure.cells import member
 from artifact.projection import teal
 from artifact.projection.thresholds import Thresholds
 from artifact.shapes import Shape

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from artifact import which_sparsity
+from artifact.judge import which_sparsity
 from artifact.profiles import Profile
 from artifact.shapes import known_shape
 from claims import catekv_efficiency, spark_storage

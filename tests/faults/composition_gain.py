@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from artifact import composition
 from artifact.account import Mode, Setting, step_bytes
+from artifact.judge import composition
+from artifact.measure.quality_plan import grid
 from artifact.profiles import Profile
-from artifact.quality_plan import grid
 from artifact.shapes import known_shape
 from claims import composition_gain as claim
 

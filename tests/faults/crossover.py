@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from artifact.account import Mode, Setting, n_star, step_bytes
-from artifact.crossing_cells import Plan, sweep_group
+from artifact.measure.crossing_cells import Plan, sweep_group
 from artifact.profiles import Profile
 from artifact.shapes import known_shape
 from claims import crossover

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from artifact.mix import load
+from artifact.deploy.mix import load
 from artifact.profiles import Profile
 from artifact.shapes import known_shape
 

@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any
 
 from artifact.account import kv_token_bytes
-from artifact.precision import Variant
+from artifact.judge.precision import Variant
 from artifact.profiles import Profile
 from artifact.shapes import known_shape
 from claims.precision import R_KV, R_P, VARIANTS

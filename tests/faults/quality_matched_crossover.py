@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from artifact.configuration import Configuration
+from artifact.measure.configuration import Configuration
 from artifact.profiles import Profile
 from artifact.shapes import known_shape
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from artifact.configuration import Configuration
+from artifact.measure.configuration import Configuration
 from artifact.profiles import Profile
 from claims import retrieval_admissibility as claim
 

@@ -18,8 +18,9 @@ from typing import Any
 
 import numpy as np
 
-from artifact import checkpoints, gguf_file, models, shapes, text
+from artifact import shapes, text
 from artifact.cli import main
+from artifact.engine import checkpoints, gguf_file, models
 from artifact.errors import UserError
 from artifact.samples import SampleLog
 from paper_tables import figures

@@ -1,0 +1,1 @@
+"""What runs in measuring processes: the cells that claims ask for, and the plans that say which."""

@@ -1,0 +1,177 @@
+"""The measuring tasks of batched decoding: the union of active channels over different texts, and batched steps of both
+branches, interleaved.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from artifact.engine import prompts
+from artifact.engine.batch import BatchDecoder, Member
+from artifact.engine.cache import KVCache, PackedCache
+from artifact.engine.decoder import Decoder
+from artifact.engine.prefill import prefill
+from artifact.engine.prepare import GRID_TOKENS, Prepared, grid
+from artifact.engine.timing import interleave
+from artifact.judge.batching import batched_n_star
+from artifact.judge.crossing import around, predict
+from artifact.judge.levels import with_levels
+from artifact.kv.snapkv import SnapKV
+from artifact.measure.cells import live, prepared_for
+from artifact.measure.workbench import open_workbench
+from artifact.projection.thresholds import Thresholds
+
+Row = dict[str, Any]
+UNION, TIMED = "artifact.measure.batch_cells:union", "artifact.measure.batch_cells:timed"
+WARMUP_STEPS = 2
+ROOM_STEPS = WARMUP_STEPS + 1  # and the step that is checked
+PILOT_STEPS = 4
+SPREAD = (0.6, 1.4)  # crossing contexts, as shares of the predicted crossing
+# Float32 rounding; and channels within rounding of a threshold that fall on the other side, one of which moves logits
+# by a tenth through thirty layers (artifact.engine.reference): 0.17 was seen. A wrong row, mask or cache differs by
+# about one.
+DENSE_TOLERANCE, SPARSE_TOLERANCE = 1e-3, 0.5
+
+
+def union(params: Row) -> Iterator[Row]:
+    """Task: u_B over real decode steps, one row per batch size.
+
+    Every sequence has its own passage of the evaluation text, prefilled densely; `first` is the number of the passage
+    that the batch starts with, so that blocks see different text.
+    """
+    said: list[Row] = []
+    bench = open_workbench(
+        params["model"], params["text"], params["device"], params["dtype"],
+        lambda share, doing: said.append({"progress": share, "doing": doing}),
+    )  # fmt: skip
+    batches, context, steps = list(params["batches"]), int(params["context"]), int(params["steps"])
+    span, first = context + steps + 1, int(params["first"])
+    source = bench.evaluation_text
+    ids = prompts.encode_at_least(bench.tokenizer, source.text, (first + max(batches)) * span, source.name)
+    thresholds = bench.calibration.thresholds(float(params["r_p"]))
+    sequences = []
+    for number in range(max(batches)):
+        yield {"progress": 0.8 * number / max(batches), "doing": f"prefilling passage {number + 1} of {max(batches)}"}
+        tokens = ids[(first + number) * span :][:span].to(bench.weights.device)
+        sequences.append((tokens, prefill(bench.weights, tokens[:context], context).cache))
+    for batch in batches:
+        members = [Member(cache.fork(context, span), tokens) for tokens, cache in sequences[:batch]]
+        decoder = BatchDecoder(bench.weights, members, thresholds)
+        for _ in range(steps):
+            decoder.step()
+        counted = decoder.counted()
+        yield {
+            "kind": "union",
+            "batch": batch,
+            "u_b": counted.u_b,
+            "counted_r_p": counted.r_p,
+            "r_p": params["r_p"],
+            "context": context,
+            "steps": steps,
+            "shape": dataclasses.asdict(bench.weights.shape),
+            "identity": bench.weights.identity,
+            "text": bench.text_label,
+        }
+
+
+def timed(params: Row) -> Iterator[Row]:
+    """Task: per batch size a pilot sweep that chooses contexts, then one group of all modes at the sweep's two contexts
+    and of both branches around the crossing, interleaved.
+    """
+    prepared = yield from live(lambda say: prepared_for(params, say))
+    r_p, r_kv, steps = float(params["r_p"]), float(params["r_kv"]), int(params["timed_steps"])
+    modes = ((1.0, 1.0), (r_p, 1.0), (1.0, r_kv))
+    for number, (batch, (short, long)) in enumerate(params["sweeps"]):
+        yield {"progress": number / len(params["sweeps"]), "doing": f"batched steps of {batch} sequences"}
+        sweep = [(n, *mode, "sweep") for n in (short, long) for mode in modes]
+        pilot = with_levels(measure(prepared, batch, sweep, PILOT_STEPS))
+        star = batched_n_star(pilot, batch, r_p, r_kv)
+        predicted = predict(pilot, r_p, r_kv, star).tokens
+        centre = predicted if math.isfinite(predicted) and predicted > 0 else star
+        contexts = around(centre, SPREAD, GRID_TOKENS, GRID_TOKENS, long)
+        group = sweep + [(n, *mode, "crossing") for n in contexts for mode in modes[1:]]
+        yield from measure(prepared, batch, group, steps, int(params["order_seed"]))
+
+
+def measure(
+    prepared: Prepared, batch: int, group: Sequence[tuple[int, float, float, str]], steps: int, seed: int = 0
+) -> list[Row]:
+    """Time batched decoders of (context, r_p, r_kv, part) that are alive together; check each against its sequences
+    alone.
+    """
+    decoders = {str(i): build(prepared, batch, *one[:3], steps) for i, one in enumerate(group)}
+    errors = {name: check_step(decoder) for name, decoder in decoders.items()}
+    samples = interleave(decoders, steps, WARMUP_STEPS, seed)
+    rows = []
+    for name, (context, r_p, r_kv, part) in zip(decoders, group, strict=True):
+        counted = decoders[name].counted()
+        rows.append(
+            {
+                "kind": "batched",
+                "group": batch,
+                "part": part,
+                "batch": batch,
+                "context": context,
+                "r_p": r_p,
+                "r_kv": r_kv,
+                **samples[name].row(),
+                "gate_error": errors[name],
+                "u_b": counted.u_b,
+                "counted_r_p": counted.r_p,
+                "counted_r_kv": counted.r_kv,
+                "projection_bytes": counted.projection_bytes,
+                "kv_bytes": counted.kv_bytes,
+                "head_bytes": counted.head_bytes,
+                "shape": dataclasses.asdict(prepared.weights.shape),
+                "weight_bits": 8 * prepared.weights.embedding.element_size(),
+                "kv_bits": 8 * prepared.cache.keys.element_size(),
+                "text": prepared.text,
+            }
+        )
+    return rows
+
+
+def build(prepared: Prepared, batch: int, context: int, r_p: float, r_kv: float, steps: int) -> BatchDecoder:
+    """A batch whose sequences share a prefix of `context` tokens, each in storage of its own, and go on differently:
+    every sequence reads another passage of the text behind the longest prefill.
+    """
+    room = steps + ROOM_STEPS
+    thresholds: Thresholds | None = prepared.calibration.thresholds(r_p) if r_p < 1 else None
+    packed: PackedCache | None = None
+    if r_kv < 1:
+        cache = prepared.cache.share(context)
+        packed = SnapKV().select(cache, prepared.queries[grid(context)], r_kv, prepared.scale(), room)
+    tail = prepared.tokens[prepared.cache.tokens :]
+    members = []
+    for number in range(batch):
+        passage = tail[number * room : number * room + room + 1]
+        tokens = torch.cat((prepared.tokens[:context], passage))
+        members.append(Member(prepared.cache.fork(context, context + room), tokens, packed and packed.fork()))
+    return BatchDecoder(prepared.weights, members, thresholds)
+
+
+def check_step(decoder: BatchDecoder) -> float:
+    """Take one step and return the largest relative difference of the logits from those of the sequences alone.
+
+    Raises RuntimeError when it exceeds rounding: a wrong row, mask or cache differs by about one.
+    """
+    alone: list[Decoder] = []
+    for one in decoder.sequences:
+        cache: KVCache = one.cache.fork(one.cache.tokens, one.cache.tokens + 1)
+        packed = one.packed.fork() if isinstance(one.packed, PackedCache) else None
+        alone.append(Decoder(decoder.weights, cache, one.tokens, decoder.thresholds, packed))
+    decoder.step()
+    worst = 0.0
+    limit = DENSE_TOLERANCE if decoder.thresholds is None else SPARSE_TOLERANCE
+    for number, single in enumerate(alone):
+        single.step()
+        difference = decoder.logits[number] - single.logits
+        worst = max(worst, float(difference.norm() / single.logits.norm()))
+    if not worst <= limit:
+        raise RuntimeError(f"batched logits differ from those of the sequence alone by {worst:.1e}")
+    return worst

@@ -1,0 +1,220 @@
+"""The measuring tasks of the KV claims: head types from a reference set, windows scored and prompts answered under
+named arms, all of an arm's answers from real decode steps on the arm's own storage.
+
+Prompts are prefilled densely, one token short of their end; the full cache is released before an arm decodes, so that
+nothing but what the method kept can be read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from artifact.engine import teacher
+from artifact.engine.cache import KVCache
+from artifact.engine.decoder import Decoder
+from artifact.engine.pruned import PrunedCache
+from artifact.kv.branch import KVBranch
+from artifact.kv.catekv import CateKV
+from artifact.measure import kv_arms, quality
+from artifact.measure.kv_arms import Arm
+from artifact.measure.quality import Protocol
+from artifact.measure.retrieval import Prompt, Writer, answer_tokens, grade
+from artifact.measure.workbench import ROWS, Prefilled, Workbench, open_workbench, prefilled
+from artifact.projection.teal import hash_tokens
+from artifact.tasks import variable_tracking
+from artifact.tasks.variable_tracking import Tracking
+
+Row = dict[str, Any]
+
+
+def identify(params: Row) -> Iterator[Row]:
+    """Task: coefficients of variation of every head on each reference prompt; one row per prompt.
+
+    The reference set is variable tracking on the calibration text: other text, names and values than any test prompt.
+    """
+    bench = _bench(params)
+    writer = Writer(bench.tokenizer, bench.calibration_text, int(params["tokens"]), seed=1)
+    tracked = variable_tracking.prompts(writer, int(params["tokens"]), int(params["samples"]), tag="reference")
+    method = CateKV(**params["catekv"])
+    for number, prompt in enumerate(tracked):
+        yield {"progress": number / len(tracked), "doing": f"reference prompt {number + 1} of {len(tracked)}"}
+        filled = prefilled(bench, prompt.tokens, "dense prefill of a reference prompt")
+        found = method.scores(filled.cache, filled.queries, _scale(bench))
+        yield {
+            "kind": "heads",
+            "prompt_id": prompt.id,
+            "source": bench.calibration_text.sha256[:16],
+            "variations": found.tolist(),
+        }
+
+
+def scored(params: Row) -> Iterator[Row]:
+    """Task: negative log-likelihoods of the chosen windows under every arm; one row per window and arm."""
+    bench = _bench(params)
+    protocol = Protocol(params["context"], params["scored"], params["windows"])
+    text = bench.evaluation_text
+    cut = quality.windows(bench.tokenizer, text.text, protocol, text.name)
+    arms = [kv_arms.from_record(record) for record in params["arms"]]
+    for number, window in enumerate(cut.tokens):
+        yield {"progress": number / len(cut.tokens), "doing": f"window {number + 1} of {len(cut.tokens)}"}
+        prompt = prefilled(bench, window[: protocol.context_tokens], f"dense prefill of window {number + 1}")
+        for arm in arms:
+            nll, share = _score(bench, prompt, window, arm)
+            yield {
+                "kind": "window",
+                "label": arm.label,
+                "method": arm.method,
+                "window": number,
+                "protocol": cut.hash,
+                "window_tokens_hash": hash_tokens(window),
+                "nll": nll,
+                "kept_share": share,
+                "simulated": arm.simulated,
+                "text": bench.text_label,
+            }
+
+
+def _score(bench: Workbench, prompt: Prefilled, window: torch.Tensor, arm: Arm) -> tuple[list[float], float]:
+    """nll in nats of the tokens after the prefill, and the share of the cache that the arm keeps."""
+    context = prompt.cache.tokens
+    inputs, targets = window[context:-1], window[context + 1 :].to(bench.weights.device)
+    branch = kv_arms.bind(arm, prompt.cache, prompt.queries, _scale(bench), len(inputs))
+    share = kv_arms.kept_share(branch, prompt.cache)
+    if branch is None or not branch.per_step:
+        block = teacher.forward(bench.weights, prompt.cache, inputs, None, branch)
+        return teacher.token_nll(bench.weights, block.hidden, targets).tolist(), share
+    decoder = Decoder(bench.weights, prompt.cache.released(), window.to(bench.weights.device), packed=branch)
+    found = []
+    for target in targets:
+        decoder.step()
+        found.append(float(functional.cross_entropy(decoder.logits.double(), target)))
+    return found, share
+
+
+def answered(params: Row) -> Iterator[Row]:
+    """Task: needle and variable-tracking prompts answered under every arm; one row per prompt and arm.
+
+    params["needles"]: {"test", "tokens", "placements"} each; params["tracking"]: {"tokens", "count", "hops", "chains",
+    "ask"} each.
+    """
+    bench = _bench(params)
+    arms = [kv_arms.from_record(record) for record in params["arms"]]
+    sets = [*params["needles"], *params["tracking"]]
+    longest = max(int(one["tokens"]) for one in sets)
+    writer = Writer(bench.tokenizer, bench.evaluation_text, longest)
+    for one in params["needles"]:
+        make = writer.passkey if one["test"] == "passkey" else writer.multikey
+        yield from _needles(bench, make(int(one["tokens"]), int(one["placements"])), arms)
+    for one in params["tracking"]:
+        options = {name: one[name] for name in ("hops", "chains", "ask")}
+        tracked = variable_tracking.prompts(writer, int(one["tokens"]), int(one["count"]), **options)
+        yield from _tracked(bench, tracked, arms)
+
+
+def _needles(bench: Workbench, prompts: Sequence[Prompt], arms: Sequence[Arm]) -> Iterator[Row]:
+    cache: KVCache | None = None
+    haystack = ""
+    for number, prompt in enumerate(prompts):
+        yield {"progress": number / len(prompts), "doing": f"{prompt.test} at {len(prompt.tokens):,} tokens"}
+        if cache is None or prompt.haystack != haystack:
+            shared = prefilled(bench, prompt.tokens[: prompt.shared], f"dense prefill of {prompt.shared:,} tokens")
+            cache, haystack = shared.cache.fork(prompt.shared, prompt.shared + ROWS + 64), prompt.haystack
+        for arm, generated, share in _answers(bench, cache, prompt.shared, prompt.tokens, answer_tokens(prompt), arms):
+            outcome = grade(prompt, generated, bench.tokenizer)
+            yield {
+                **_common(bench, arm, prompt.test, prompt.tokens, share),
+                "prompt_id": prompt.id,
+                "depth": round(prompt.depth, 4),
+                "outcome": outcome,
+                "score": float(outcome == "right"),
+            }
+
+
+def _tracked(bench: Workbench, prompts: Sequence[Tracking], arms: Sequence[Arm]) -> Iterator[Row]:
+    for number, prompt in enumerate(prompts):
+        count = len(prompt.tokens)
+        yield {"progress": number / len(prompts), "doing": f"variable tracking at {count:,} tokens"}
+        filled = prefilled(bench, prompt.tokens[: count - ROWS], "dense prefill of a tracking prompt")
+        cache = filled.cache.fork(count - ROWS, count)
+        for arm, generated, share in _answers(bench, cache, count - ROWS, prompt.tokens, prompt.answer_tokens, arms):
+            answer = str(bench.tokenizer.decode(generated))
+            yield {
+                **_common(bench, arm, "tracking", prompt.tokens, share),
+                "prompt_id": prompt.id,
+                "depth": 0.0,
+                "outcome": "right" if prompt.score(answer) == 1 else "wrong",
+                "score": prompt.score(answer),
+            }
+
+
+def _common(bench: Workbench, arm: Arm, test: str, tokens: torch.Tensor, share: float) -> Row:
+    return {
+        "kind": "answer",
+        "label": arm.label,
+        "method": arm.method,
+        "test": test,
+        "prompt_tokens": len(tokens),
+        "kept_share": share,
+        "simulated": arm.simulated,
+        "source": bench.evaluation_text.sha256[:16],
+        "text": bench.text_label,
+    }
+
+
+def _answers(
+    bench: Workbench, cache: KVCache, shared: int, tokens: torch.Tensor, steps: int, arms: Sequence[Arm]
+) -> Iterator[tuple[Arm, list[int], float]]:
+    """Greedy answers of every arm; `cache` holds tokens[:shared] and is extended to all but the last one."""
+    count = int(tokens.shape[0])
+    cache.set_tokens(max(1, min(shared, count - 1 - ROWS)))
+    rest = tokens[cache.tokens : count - 1].to(bench.weights.device)
+    queries = teacher.extend(bench.weights, cache, rest, ROWS).queries
+    for arm in arms:
+        branch = kv_arms.bind(arm, cache, queries, _scale(bench), steps)
+        share = kv_arms.kept_share(branch, cache)
+        yield arm, _generate(bench, cache, tokens, steps, branch), share
+
+
+def _generate(bench: Workbench, cache: KVCache, tokens: torch.Tensor, steps: int, branch: KVBranch | None) -> list[int]:
+    """Decode `steps` greedy tokens from the last prompt token, dense on a fork, a method on its own storage alone."""
+    count = int(tokens.shape[0])
+    buffer = torch.zeros(count + steps + 1, dtype=torch.int64, device=bench.weights.device)
+    buffer[:count] = tokens
+    own = cache.fork(count - 1, count + steps) if branch is None else cache.released()
+    decoder = Decoder(bench.weights, own, buffer, packed=branch, greedy=True)
+    decoder.check_room(steps)
+    for _ in range(steps):
+        decoder.step()
+    return [int(token) for token in buffer[count : count + steps].tolist()]
+
+
+def _bench(params: Row) -> Workbench:
+    return open_workbench(params["model"], params["text"], params["device"], params["dtype"])
+
+
+def _scale(bench: Workbench) -> float:
+    return float(bench.weights.shape.head_dim**-0.5)
+
+
+def stored(params: Row) -> Iterator[Row]:
+    """Task: what each arm stores of one real prompt, counted from its tensors; one row per arm."""
+    bench = _bench(params)
+    count = int(params["context"])
+    text = bench.evaluation_text
+    cut = quality.windows(bench.tokenizer, text.text, Protocol(count, 1, 1), text.name)
+    prompt = prefilled(bench, cut.tokens[0][:count], f"dense prefill of {count:,} tokens")
+    for record in params["arms"]:
+        arm = kv_arms.from_record(record)
+        branch = kv_arms.bind(arm, prompt.cache, prompt.queries, _scale(bench), 0)
+        row = {"kind": "stored", "label": arm.label, "method": arm.method, "prompt_tokens": count}
+        yield row | {
+            "kept_share": kv_arms.kept_share(branch, prompt.cache),
+            "key_bytes": branch.key_bytes() if isinstance(branch, PrunedCache) else None,
+            "sector_bytes": branch.sector_bytes() if isinstance(branch, PrunedCache) else None,
+            "packed_bytes": branch.fixed_bytes if isinstance(branch, PrunedCache) else None,
+            "text": bench.text_label,
+        }

@@ -1,0 +1,148 @@
+"""The measuring task of quantised weights and of a fixed KV budget: sweep and crossing of each in one group.
+
+Caches are those of the model as loaded; only what a step reads of the weights changes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from artifact.account import Mode
+from artifact.engine.decoder import Decoder
+from artifact.engine.prepare import GRID_TOKENS, Prepared, grid
+from artifact.engine.reference import gate_step
+from artifact.engine.timing import interleave
+from artifact.judge.crossing import around
+from artifact.judge.levels import with_levels
+from artifact.judge.precision import Variant, crossing
+from artifact.kv.retain import budget
+from artifact.kv.snapkv import SnapKV
+from artifact.measure.cells import live, prepared_for
+from artifact.projection.quantised import Precision, to_precision
+
+Row = dict[str, Any]
+TASK = "artifact.measure.precision_cells:timed"
+WARMUP_STEPS = 2
+ROOM_STEPS = WARMUP_STEPS + 1  # and the step that is checked
+PILOT_STEPS = 4
+SPREAD = (0.7, 1.3)  # crossing contexts, as shares of the predicted crossing
+# A handful of tokens of one passage was seen to read 43% to 52% at 50%; thresholds that are ignored read everything.
+KEEP_TOLERANCE = 0.1
+One = tuple[int, Mode, str]  # context, mode, part
+
+
+def timed(params: Row) -> Iterator[Row]:
+    """Task: per variant a pilot sweep that chooses contexts, then sweep and crossing rows in one group."""
+    prepared = yield from live(lambda say: prepared_for(params, say))
+    r_p, keep, steps = float(params["r_p"]), float(params["r_kv"]), int(params["steps"])
+    modes = (Mode.DENSE, Mode.PROJECTION, Mode.KV)
+    for number, (record, (short, long)) in enumerate(params["variants"]):
+        variant = Variant(**record)
+        yield {"progress": number / len(params["variants"]), "doing": f"{variant.name}: sweep and crossing"}
+        precision = None if variant.bits is None else to_precision(prepared.weights, variant.bits)
+        sweep: list[One] = [(n, mode, "sweep") for n in (short, long) for mode in modes]
+        pilot = with_levels(measure(prepared, precision, variant, sweep, (r_p, keep), PILOT_STEPS))
+        star = variant.n_star(pilot[0], r_p, keep)
+        # A pilot has no crossing rows; its prediction does not need them.
+        predicted = crossing(pilot, variant, r_p, keep).predicted
+        centre = predicted if math.isfinite(predicted) and short < predicted < long else star
+        contexts = around(centre, SPREAD, GRID_TOKENS, short, long)
+        group = sweep + [(n, mode, "crossing") for n in contexts for mode in modes[1:]]
+        yield from measure(prepared, precision, variant, group, (r_p, keep), steps, int(params["order_seed"]))
+
+
+def measure(
+    prepared: Prepared,
+    precision: Precision | None,
+    variant: Variant,
+    group: Sequence[One],
+    ratios: tuple[float, float],
+    steps: int,
+    seed: int = 0,
+) -> list[Row]:
+    """Time decoders that are alive together; one of every mode takes its first step against the reference."""
+    decoders = {str(i): build(prepared, precision, variant, one, ratios, steps) for i, one in enumerate(group)}
+    errors: dict[Mode, float] = {}
+    for (_, mode, _), decoder in zip(group, decoders.values(), strict=True):
+        if mode in errors:
+            decoder.step()
+        else:
+            errors[mode] = gate_step(decoder)
+    samples = interleave(decoders, steps, WARMUP_STEPS, seed)
+    rows = []
+    for name, (context, mode, part) in zip(decoders, group, strict=True):
+        counted = decoders[name].counted()
+        kept = channels_read(counted.projection_bytes, prepared, precision)
+        check(mode, kept, ratios[0], decoders[name], budget(context, variant.r_kv(context, ratios[1])), steps)
+        rows.append(
+            {
+                "kind": "precision",
+                "group": variant.name,
+                "variant": dataclasses.asdict(variant),
+                "part": part,
+                "mode": mode.value,
+                "context": context,
+                **samples[name].row(),
+                "gate_error": errors[mode],
+                "counted_r_p": kept,
+                "counted_r_kv": counted.r_kv,
+                "projection_bytes": counted.projection_bytes,
+                "kv_bytes": counted.kv_bytes,
+                "head_bytes": counted.head_bytes,
+                "weight_bits": 8.0 * prepared.weights.embedding.element_size()
+                if precision is None
+                else precision.weight_bits,
+                "kv_bits": 8 * prepared.cache.keys.element_size(),
+                "shape": dataclasses.asdict(prepared.weights.shape),
+                "text": prepared.text,
+            }
+        )
+    return rows
+
+
+def build(
+    prepared: Prepared,
+    precision: Precision | None,
+    variant: Variant,
+    one: One,
+    ratios: tuple[float, float],
+    steps: int,
+) -> Decoder:
+    """One decoder on a cache of its own, going on with the text behind the longest prefill."""
+    context, mode, _ = one
+    room = steps + ROOM_STEPS
+    cache = prepared.cache.share(context) if prepared.synthetic else prepared.cache.fork(context, context + room)
+    thresholds = prepared.calibration.thresholds(ratios[0]) if mode is Mode.PROJECTION else None
+    packed = None
+    if mode is Mode.KV:
+        share = variant.r_kv(context, ratios[1])
+        packed = SnapKV().select(cache, prepared.queries[grid(context)], share, prepared.scale(), room)
+    passage = prepared.tokens[prepared.cache.tokens :][: room + 1]
+    tokens = torch.cat((prepared.tokens[:context], passage))
+    if precision is None:
+        return Decoder(prepared.weights, cache, tokens, thresholds, packed)
+    return Decoder(precision.weights, cache, tokens, precision.branch(thresholds), packed)
+
+
+def channels_read(projection_bytes: float, prepared: Prepared, precision: Precision | None) -> float:
+    """Share of the channels that was read, scales apart."""
+    if precision is None:
+        shape = prepared.weights.shape
+        item = prepared.weights.embedding.element_size()
+        return projection_bytes / (shape.layers * shape.projection_params * item)
+    return (projection_bytes - precision.scale_bytes) / (precision.dense_bytes - precision.scale_bytes)
+
+
+def check(mode: Mode, kept: float, r_p: float, decoder: Decoder, entries: int, steps: int) -> None:
+    """Raise RuntimeError when a mode did not read what it says."""
+    wanted = r_p if mode is Mode.PROJECTION else 1.0
+    if abs(kept - wanted) > (KEEP_TOLERANCE if wanted < 1 else 1e-9):
+        raise RuntimeError(f"{mode.value} was to read {wanted} of the channels and read {kept:.3f}")
+    if mode is Mode.KV and int(decoder.attended.max()) != entries + ROOM_STEPS + steps:
+        found = int(decoder.attended.max())
+        raise RuntimeError(f"{entries + ROOM_STEPS + steps} cache entries were expected, {found} are there")
