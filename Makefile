@@ -9,6 +9,8 @@ BIN := .venv/bin
 ARGS ?=
 # Exit codes of `artifact verify-all` that count as success here; 3 means that something stayed inconclusive or was not run.
 OK_CODES ?= 0
+# Test files side by side; empty runs them in one process.
+PARALLEL ?= -n auto --maxprocesses=4 --dist=loadfile
 
 .PHONY: help setup test test-ray fuzz lint verify-all clean
 
@@ -21,7 +23,7 @@ setup:
 
 test:
 	@requirements/setup.sh test
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest $(PARALLEL) $(ARGS)
 
 fuzz:
 	@requirements/setup.sh test

@@ -164,6 +164,15 @@ def paired_ratio(a: Sequence[float], b: Sequence[float], level: float = 0.95) ->
     return Interval(point, low, high, logs.n, f"t {level:.0%} over log ratios", "x")
 
 
+def trimmed_mean(values: Sequence[float], cut: float = 0.1) -> float:
+    """Mean without the share `cut` of values at either end. ValueError for no values or a cut outside [0, 0.5)."""
+    if not 0.0 <= cut < 0.5 or not len(values):
+        raise ValueError(f"a mean of {len(values)} values trimmed by {cut} at either end does not exist")
+    ordered = np.sort(np.asarray(values, dtype=np.float64))
+    skip = int(cut * len(ordered))
+    return float(ordered[skip : len(ordered) - skip].mean())
+
+
 def wilson(k: int, n: int, level: float = 0.95) -> Interval:
     """Wilson score interval for a share of k successes in n trials. No trials: [0, 1] around NaN."""
     _require_count(k, n)

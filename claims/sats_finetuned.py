@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from artifact.claim import Claim, Finding, Predicate, find, not_run, run_as_script
 from artifact.profiles import NAMES, Profile
-from artifact.stats import Region, block_interval, require_equal_arms
+from artifact.stats import Region, block_interval, require_equal_arms, trimmed_mean
 from paper_tables.figures import figures
 
 if TYPE_CHECKING:
@@ -145,7 +145,7 @@ def _quality(windows: list[dict[str, Any]], adapters: list[dict[str, Any]], prof
 
 
 def _speed(timed: list[dict[str, Any]], profile: Profile) -> list[Finding]:
-    """Ratios per block from medians of paired steps; of several models the one that gains least is judged."""
+    """Ratios per block from trimmed means of paired steps; of several models the one that gains least is judged."""
     faster, fused = CLAIM.predicates[len(METHODS) :]
     if not timed:
         return [not_run(one, "no step was timed") for one in (faster, fused)]
@@ -176,11 +176,13 @@ def kind_of(row: dict[str, Any]) -> str:
 
 
 def speed_ratios(block: list[dict[str, Any]]) -> dict[str, float]:
-    """Step time of every arm over that of dense: the median of paired steps."""
+    """Step time of every arm over that of dense: the trimmed mean of paired steps. The steps of a routed arm are of two
+    kinds, of which a median would show one.
+    """
     times = {kind_of(row): row["ms"] for row in block}
     require_equal_arms(times)
     return {
-        name: median(ours / dense for ours, dense in zip(own, times["dense"], strict=True))
+        name: trimmed_mean([ours / dense for ours, dense in zip(own, times["dense"], strict=True)])
         for name, own in times.items()
     }
 

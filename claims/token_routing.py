@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from artifact.claim import Claim, Finding, Predicate, find, not_run, run_as_script
 from artifact.profiles import NAMES, Profile
-from artifact.stats import Interval, Region, block_interval, exact_interval, require_equal_arms
+from artifact.stats import Interval, Region, block_interval, exact_interval, require_equal_arms, trimmed_mean
 from paper_tables.figures import figures
 
 if TYPE_CHECKING:
@@ -178,7 +178,7 @@ def over_random(losses: dict[str, dict[int, list[float]]], base: str, share: flo
 
 
 def _speed(timed: list[dict[str, Any]], profile: Profile) -> list[Finding]:
-    """Ratios of step times per block, medians of paired steps; of several models the one that gains least is judged."""
+    """Ratios of step times per block, trimmed means of pairs; of several models the one that gains least is judged."""
     faster, slower = CLAIM.predicates[3:]
     if not timed:
         return [not_run(one, "no step was timed") for one in (faster, slower)]
@@ -210,11 +210,13 @@ def kind_of(row: dict[str, Any]) -> str:
 
 
 def speed_ratios(block: list[dict[str, Any]]) -> dict[str, float]:
-    """Step time of every arm over that of dense: the median of paired steps."""
+    """Step time of every arm over that of dense: the trimmed mean of paired steps. The steps of a routed arm are of two
+    kinds, of which a median would show one.
+    """
     times = {kind_of(row): row["ms"] for row in block}
     require_equal_arms(times)
     return {
-        name: median(ours / dense for ours, dense in zip(own, times["dense"], strict=True))
+        name: trimmed_mean([ours / dense for ours, dense in zip(own, times["dense"], strict=True)])
         for name, own in times.items()
     }
 

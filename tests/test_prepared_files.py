@@ -43,7 +43,7 @@ def test_a_folder_is_named_by_what_its_files_are_made_from(tmp_path: Path, monke
     assert first.is_dir() and first == prepared_files.folder_of("model", "cpu/torch.float32")
     assert first != prepared_files.folder_of("model", "cuda/torch.float16")
     for name in prepared_files._SOURCES:
-        assert (Path(prepared_files.__file__).parent / name).is_file()
+        assert (Path(prepared_files.__file__).parent.parent / name).is_file()
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("ARTIFACT_DATA", str(tmp_path / "file"))
     with pytest.raises(UserError, match="set ARTIFACT_DATA to a writable folder"):

@@ -24,6 +24,7 @@ from artifact.stats import (
     require_equal_arms,
     sign_test,
     t_interval,
+    trimmed_mean,
     wilson,
 )
 
@@ -193,3 +194,12 @@ def test_unequal_arms_are_an_error_that_names_them() -> None:
     for paired in (paired_difference, paired_ratio, sign_test):
         with pytest.raises(ValueError, match="unequal"):
             paired([1.0, 2.0], [1.0])
+
+
+def test_a_trimmed_mean_is_scipys_and_sees_both_kinds_of_a_mixture() -> None:
+    values = [1.0, 2.0] * 20 + [50.0, 0.01]
+    assert trimmed_mean(values) == pytest.approx(reference.trim_mean(values, 0.1))
+    assert 1.4 < trimmed_mean(values) < 1.6
+    for bad, cut in (([], 0.1), (values, 0.5)):
+        with pytest.raises(ValueError, match="does not exist"):
+            trimmed_mean(bad, cut)

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 import torch
 
 from artifact.engine.decoder import Decoder
-from artifact.engine.models import Layer, Matrix
+from artifact.engine.models import Layer, Matrix, Weights
 from artifact.engine.step import Op
 from artifact.projection.lora import AdaptedMask, Factors
 from artifact.projection.masked import GateMask, MaskedSteps
@@ -157,7 +157,7 @@ def _mlp_half(gate: Gate, layer: Layer, index: int) -> None:
 def _masked_half(gate: Gate, layer: Layer, index: int, steps: MaskedSteps) -> None:
     """The MLP under a gate mask, which is compared on the very gate that the step computed, with or without adapter."""
     decoder, shape = gate.decoder, gate.decoder.weights.shape
-    mask, own, fused = _masked_parts(decoder.projection, index)
+    mask, own, fused = _masked_parts(decoder.projection, index, decoder.weights)
     masked = bool(mask.takes_masked_path(decoder.tokens[decoder.cache.position.long()])[0])
     own = own if masked else None
     width, where = shape.intermediate, f"of layer {index}"
@@ -184,10 +184,10 @@ def _masked_half(gate: Gate, layer: Layer, index: int, steps: MaskedSteps) -> No
     _added(gate, "down", where, expected, torch.zeros_like(expected), "low_rank")
 
 
-def _masked_parts(branch: object, index: int) -> tuple[GateMask, Factors | None, bool]:
-    """The mask, the layer's factors and whether they ride on other products."""
+def _masked_parts(branch: object, index: int, weights: Weights) -> tuple[GateMask, Factors | None, bool]:
+    """The mask, the layer's factors in the precision of the weights, and whether they ride on other products."""
     if isinstance(branch, AdaptedMask):
-        return branch.mask, branch.adapter.layers[index], branch.fused
+        return branch.mask, branch.adapter.to(weights).layers[index], branch.fused
     if isinstance(branch, GateMask):
         return branch, None, False
     raise TypeError(f"a step with a gate mask has the branch {type(branch).__name__}")

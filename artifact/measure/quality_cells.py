@@ -19,7 +19,7 @@ from artifact.profiles import Profile
 from artifact.records import Cell, Run
 
 Row = dict[str, Any]
-WINDOWS_PER_CELL = 4  # few enough to lose little when interrupted, many enough to pay for a process start
+WINDOWS_PER_CELL = 8  # a minute or two lost when interrupted; a process start and its check cost half of that
 CHECKED_STEPS = 8
 
 

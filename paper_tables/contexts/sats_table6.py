@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from statistics import median
 from typing import Any
 
 from artifact.measure import quality
+from artifact.stats import trimmed_mean
 from paper_tables.render import Figure, Row, TableMissing
 
 CLAIMS = ("token_routing",)
@@ -43,7 +43,7 @@ def _quality(label: str, windows: list[Row], losses: quality.Losses) -> list[Fig
 
 
 def speed_cells(label: str, timed: list[Row], models: list[str]) -> list[Figure]:
-    """Per model tokens per second and the median of paired speedups over dense."""
+    """Per model tokens per second and speedup over dense, from trimmed means of paired steps."""
     cells = []
     for model in models:
         own = [row for row in timed if (row["label"], row["model"]) == (label, model)]
@@ -52,6 +52,6 @@ def speed_cells(label: str, timed: list[Row], models: list[str]) -> list[Figure]
             continue
         base = {row["block"]: row["ms"] for row in timed if (row["label"], row["model"]) == ("dense", model)}
         pairs = [(d, o) for row in own for d, o in zip(base[row["block"]], row["ms"], strict=True)]
-        rate, gain = 1000 / median(o for _, o in pairs), median(d / o for d, o in pairs)
+        rate, gain = 1000 / trimmed_mean([o for _, o in pairs]), 1 / trimmed_mean([o / d for d, o in pairs])
         cells += [Figure(f"{rate:.1f}", own[0]["origin"]), Figure(f"{gain:.2f}", own[0]["origin"])]
     return cells
