@@ -1,7 +1,8 @@
-"""Masked up projection in Triton: a program owns a few rows, decides over them from the gate and reads what is kept.
+"""Masked up projection in Triton: a program decides over its rows from the gate, then reads those kept, a few at a time.
 
-There are many more programs than fit at once, so a multiprocessor whose rows were dropped takes the next ones. The
-program that arrives last adds the counts and the low-rank sums of all in index order.
+A program owns enough rows to find work whatever is dropped, and holds the normed input in registers meanwhile: read
+again for every row, it would move more bytes from the L2 cache than the weights do from memory. The program that
+arrives last adds the counts and the low-rank sums of all in index order.
 """
 
 # mypy: disallow-untyped-defs=False
@@ -23,25 +24,26 @@ GATHERED = 256  # programs whose sums are added at a time
 
 @dataclass(frozen=True)
 class Config:
-    """rows per program, weights of one row read at once, warps."""
+    """rows that a program owns, weights of one row read at once, warps, kept rows read at once."""
 
     rows: int
     block: int
     warps: int
+    together: int = 1
 
 
 def config(depth: int) -> Config:
-    """Return the launch configuration for rows of `depth` weights: 32 KB of half-precision weights per program."""
+    """Return the launch configuration for rows of `depth` weights: 32 KB of half-precision weights at once."""
     block = min(4096, power_of_two(depth))
-    rows = max(1, min(8, 16384 // block))
-    return Config(rows, block, max(1, min(16, rows * block // 1024)))
+    together = max(1, min(8, 16384 // block))
+    return Config(32, block, max(1, min(8, together * block // 2048)), together)
 
 
 @triton.jit
 def masked_up(
     gate, x, weight, w, act, limit, kept, table, tokens, position, gate_b, up_b, down_a, counts, sums, arrivals, eps, N,
-    K: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, RANK: tl.constexpr, SPAN: tl.constexpr,
-    GATHERED: tl.constexpr, NORMED: tl.constexpr, ROUTED: tl.constexpr, OVERLAP: tl.constexpr,
+    K: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, TOGETHER: tl.constexpr, RANK: tl.constexpr,
+    SPAN: tl.constexpr, GATHERED: tl.constexpr, NORMED: tl.constexpr, ROUTED: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """act[n] = silu(g[n]) (w[n] . n(x)) where |silu(g[n])| is above the limit; RANK > 0 adds the low-rank update."""
     program, programs = tl.program_id(0), tl.num_programs(0)
@@ -49,8 +51,6 @@ def masked_up(
     live = row < N
     k = tl.arange(0, BLOCK)
     j = tl.arange(0, SPAN)
-    own = row.to(tl.int64)[:, None] * RANK + j[None, :]
-    inside = live[:, None] & (j < RANK)[None, :]
     wait_for_producer(OVERLAP)
 
     threshold = tl.load(limit)
@@ -63,33 +63,58 @@ def masked_up(
         used = (j < RANK) & (sparse != 0)
         a_gate = tl.load(gate + N + j, mask=used, other=0.0)
         a_up = tl.load(gate + N + RANK + j, mask=used, other=0.0)
+        own = row.to(tl.int64)[:, None] * RANK + j[None, :]
+        inside = live[:, None] & (j < RANK)[None, :]
         g += tl.sum(tl.load(gate_b + own, mask=inside, other=0.0).to(tl.float32) * a_gate[None, :], axis=1)
     silu = g / (1.0 + tl.exp(-g))
     keep = live & ((tl.abs(silu) <= threshold) == 0)
+    tl.store(act + row, tl.zeros((ROWS,), dtype=tl.float32), mask=live & (keep == 0))
+    place = tl.cumsum(keep.to(tl.int32), axis=0) - 1
+    count = tl.sum(keep.to(tl.int32), axis=0)
 
-    total = tl.zeros((ROWS, BLOCK), dtype=tl.float32)
     square = tl.zeros((BLOCK,), dtype=tl.float32)
-    pointers = w + row.to(tl.int64)[:, None] * K + k[None, :]
+    value = tl.zeros((BLOCK,), dtype=tl.float32)
     for step in tl.static_range(0, K, BLOCK):
         exists = k < K - step
-        tile = tl.load(pointers + step, mask=keep[:, None] & exists[None, :], other=0.0)
         value = tl.load(x + step + k, mask=exists, other=0.0)
         if NORMED:
             square += value * value
             value *= tl.load(weight + step + k, mask=exists, other=0.0)
-        total += tile.to(tl.float32) * value[None, :]
-    up = tl.sum(total, axis=1)
+    scale = 1.0
     if NORMED:
-        up *= 1.0 / tl.sqrt(tl.sum(square, axis=0) / K + eps)
+        scale = 1.0 / tl.sqrt(tl.sum(square, axis=0) / K + eps)
+
+    low_sums = tl.zeros((SPAN,), dtype=tl.float32)
+    for first in range(0, count, TOGETHER):
+        slot = first + tl.arange(0, TOGETHER)
+        valid = slot < count
+        hit = (place[None, :] == slot[:, None]) & keep[None, :]
+        chosen = tl.sum(tl.where(hit, row[None, :], 0), axis=1)
+        activated = tl.sum(tl.where(hit, silu[None, :], 0.0), axis=1)
+        pointers = w + chosen.to(tl.int64)[:, None] * K + k[None, :]
+        total = tl.zeros((TOGETHER, BLOCK), dtype=tl.float32)
+        for step in tl.static_range(0, K, BLOCK):
+            exists = k < K - step
+            tile = tl.load(pointers + step, mask=valid[:, None] & exists[None, :], other=0.0)
+            if K > BLOCK:  # more than registers hold: read again
+                value = tl.load(x + step + k, mask=exists, other=0.0)
+                if NORMED:
+                    value *= tl.load(weight + step + k, mask=exists, other=0.0)
+            total += tile.to(tl.float32) * value[None, :]
+        up = tl.sum(total, axis=1) * scale
+        if RANK > 0:
+            factors = chosen.to(tl.int64)[:, None] * RANK + j[None, :]
+            there = valid[:, None] & (j < RANK)[None, :]
+            up += tl.sum(tl.load(up_b + factors, mask=there, other=0.0).to(tl.float32) * a_up[None, :], axis=1)
+        result = activated * up
+        tl.store(act + chosen, result, mask=valid)
+        if RANK > 0:
+            wanted = there & (sparse != 0)
+            update = tl.load(down_a + factors, mask=wanted, other=0.0).to(tl.float32) * result[:, None]
+            low_sums += tl.sum(tl.where(wanted, update, 0.0), axis=0)
+    tl.store(counts + program, count)
     if RANK > 0:
-        up += tl.sum(tl.load(up_b + own, mask=inside & keep[:, None], other=0.0).to(tl.float32) * a_up[None, :], axis=1)
-    result = tl.where(keep, silu * up, 0.0)
-    tl.store(act + row, result, mask=live)
-    tl.store(counts + program, tl.sum(keep.to(tl.int32), axis=0))
-    if RANK > 0:
-        wanted = inside & keep[:, None] & (sparse != 0)
-        update = tl.load(down_a + own, mask=wanted, other=0.0).to(tl.float32) * result[:, None]
-        tl.store(sums + program * SPAN + j, tl.sum(tl.where(wanted, update, 0.0), axis=0))
+        tl.store(sums + program * SPAN + j, low_sums)
 
     if arrives_last(arrivals, programs):
         rows = tl.zeros((GATHERED,), dtype=tl.int32)
@@ -117,7 +142,7 @@ def bind(
     programs = triton.cdiv(width, c.rows)
     span = power_of_two(max(rank, 1))
     constants = {
-        "K": depth, "ROWS": c.rows, "BLOCK": c.block, "RANK": rank, "SPAN": span, "GATHERED": GATHERED,
+        "K": depth, "ROWS": c.rows, "BLOCK": c.block, "TOGETHER": c.together, "RANK": rank, "SPAN": span, "GATHERED": GATHERED,
         "NORMED": norm is not None, "ROUTED": route is not None, "OVERLAP": overlaps(w),
     }  # fmt: skip
     counts = workspace("masked rows", w, programs).view(torch.int32)

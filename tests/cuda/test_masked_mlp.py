@@ -26,7 +26,7 @@ def low_rank(device: torch.device, width: int, rank: int, dtype: torch.dtype) ->
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize(("width", "depth"), [(7, 64), (129, 96), (33, 320)])
-@pytest.mark.parametrize("chosen", [None, masked_mlp.Config(2, 64, 1), masked_mlp.Config(4, 512, 2)])
+@pytest.mark.parametrize("chosen", [None, masked_mlp.Config(2, 64, 1), masked_mlp.Config(4, 512, 2, 2), masked_mlp.Config(16, 64, 1, 4)])
 @pytest.mark.parametrize("rank", [0, 3])
 def test_masked_rows_equal_float64(
     device: torch.device, width: int, depth: int, dtype: torch.dtype, chosen: masked_mlp.Config | None, rank: int
