@@ -135,12 +135,12 @@ def measure(run: Run) -> None:
     run.measure([kv_plan.window_cell(run, NAME, arms)])
     paged = quest_arms(adaptive, asdict(method))
     run.measure([kv_plan.window_cell(run, NAME, paged, stepwise=True)])
-    grid = QUICK_GRID if run.quick else GRID[run.profile.name]
+    grid = QUICK_GRID if run.quick else GRID[kv_plan.scale(run)]
     for number, (test, tokens, placements) in enumerate(grid):
         arms = answer_arms(adaptive, asdict(method), method.budget_tokens, tokens)
         needles = [{"test": test, "tokens": tokens, "placements": placements}]
         run.measure([kv_plan.answer_cell(run, NAME, f"needles-{number}", arms, needles, [])])
-    tokens, count, hops, chains, ask = QUICK_TRACKING if run.quick else TRACKING[run.profile.name]
+    tokens, count, hops, chains, ask = QUICK_TRACKING if run.quick else TRACKING[kv_plan.scale(run)]
     tracking = [{"tokens": tokens, "count": count, "hops": hops, "chains": chains, "ask": ask}]
     arms = answer_arms(adaptive, asdict(method), method.budget_tokens, tokens)
     run.measure([kv_plan.answer_cell(run, NAME, "tracking", arms, [], tracking)])

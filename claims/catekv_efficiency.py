@@ -121,7 +121,7 @@ def measure(run: Run) -> None:
     steps = QUICK_STEPS if run.quick else STEPS
     for block in range(QUICK_BLOCKS if run.quick else BLOCKS):
         params = request(run.profile, [], steps, fit.tokens, fit.note)
-        params |= {"context": context, "arms": arms, "adaptive_share": SHARE}
+        params |= {"context": context, "contexts": [context], "arms": arms, "adaptive_share": SHARE}
         run.measure([Cell(NAME, f"steps-{block}", "artifact.measure.kv_timing:decode", params, block)])
 
 

@@ -115,7 +115,7 @@ def measure(run: Run) -> None:
     context = min(TIMED[run.profile.name], fit.tokens)
     for block in range(BLOCKS):
         params = request(run.profile, [], QUICK_STEPS if run.quick else STEPS, fit.tokens, fit.note)
-        params |= {"context": context, "arms": timed_arms()}
+        params |= {"context": context, "contexts": [context], "arms": timed_arms()}
         run.measure([Cell(NAME, f"steps-{block}", "artifact.measure.kv_timing:decode", params, block)])
 
 

@@ -11,6 +11,7 @@ bytes than the machine can read is an error.
 from __future__ import annotations
 
 import dataclasses
+import gc
 import math
 import queue
 import statistics
@@ -184,6 +185,8 @@ def measure_group(prepared: Prepared, group: list[Row], steps: int, order_seed: 
             "threads": torch.get_num_threads(),
         }
         rows.append(row)
+    decoders.clear()
+    gc.collect()  # decoders refer to themselves, and the next group must not find this one's memory taken
     return rows
 
 

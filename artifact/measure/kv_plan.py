@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
+from artifact.engine.checkpoints import open_checkpoint
 from artifact.kv.catekv import CateKV
 from artifact.measure.quality import Protocol
 from artifact.records import Cell, Run
@@ -18,21 +19,29 @@ EMBEDDED_CATEKV = CateKV(rows=64, sinks=4, recent=64, critical=60)
 ADAPTIVE_SHARE = 0.4  # r of the paper's main setting
 EMBEDDED, EMBEDDED_QUICK = Protocol(1024, 128, 8), Protocol(1024, 64, 5)
 PAPER, PAPER_QUICK = Protocol(32768, 256, 8), Protocol(8192, 64, 5)
+PAPER_WINDOW = 65536  # tokens that a model must hold for the paper's prompts
 # Methods that choose anew for every query are scored step by step, which takes a hundred times as long per token.
 STEPWISE_WINDOWS, STEPWISE_TOKENS = 4, 16
 NO_WEIGHTS = "synthetic weights have no quality; run it with --profile embedded"
 
 
+def scale(run: Run) -> str:
+    """The sizes that the model's own window holds: "paper", or "embedded" for a small model under that profile."""
+    if run.profile.name != "paper":
+        return "embedded"
+    return "paper" if open_checkpoint(run.profile.model).shape.window >= PAPER_WINDOW else "embedded"
+
+
 def protocol(run: Run) -> Protocol:
     """Windows of this run's size."""
-    if run.profile.name == "paper":
+    if scale(run) == "paper":
         return PAPER_QUICK if run.quick else PAPER
     return EMBEDDED_QUICK if run.quick else EMBEDDED
 
 
 def catekv(run: Run) -> CateKV:
     """CateKV's parameters: the paper's, or those of a model with a hundredth of the context."""
-    return CateKV() if run.profile.name == "paper" else EMBEDDED_CATEKV
+    return CateKV() if scale(run) == "paper" else EMBEDDED_CATEKV
 
 
 def common(run: Run) -> Row:
@@ -59,7 +68,7 @@ def answer_cell(run: Run, claim: str, key: str, arms: list[Row], needles: list[R
 def head_cell(run: Run, claim: str) -> Cell:
     """The reference set of CateKV's static head types; the paper: 100 samples of 128K tokens."""
     samples, tokens = (2, 512) if run.quick else (4, 1024)
-    if run.profile.name == "paper":
+    if scale(run) == "paper":
         samples, tokens = (2, 8192) if run.quick else (4, 32768)
     params = {**common(run), "samples": samples, "tokens": tokens, "catekv": asdict(catekv(run))}
     return Cell(claim, "heads", "artifact.measure.kv_cells:identify", params, timeout_s=3600.0)

@@ -6,6 +6,7 @@ Caches are those of the model as loaded; only what a step reads of the weights c
 from __future__ import annotations
 
 import dataclasses
+import gc
 import math
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -102,6 +103,8 @@ def measure(
                 "text": prepared.text,
             }
         )
+    decoders.clear()
+    gc.collect()  # decoders refer to themselves, and the next group must not find this one's memory taken
     return rows
 
 
