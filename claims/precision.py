@@ -23,7 +23,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from artifact.account import Setting, n_star
-from artifact.claim import Claim, Finding, NotRun, Predicate, find, not_run, run_as_script
+from artifact.claim import Claim, Finding, NotRun, Predicate, find, left_out, not_run, run_as_script
 from artifact.judge.levels import with_levels
 from artifact.judge.precision import Crossing, Variant, crossing
 from artifact.profiles import Profile
@@ -105,7 +105,8 @@ def measure(run: Run) -> None:
     steps = QUICK_STEPS if run.quick else STEPS
     contexts = list(range(256, LONGEST + 1, 256))
     params = request(run.profile, [], steps, LONGEST) | {"contexts": contexts, "r_p": R_P, "r_kv": R_KV}
-    params["variants"] = [[asdict(variant), list(ends)] for variant, ends in VARIANTS]
+    variants = [one for one in VARIANTS if one[0].name in QUANTISED or not run.quick]
+    params["variants"] = [[asdict(variant), list(ends)] for variant, ends in variants]
     blocks = [params | {"order_seed": block} for block in range(QUICK_BLOCKS if run.quick else BLOCKS)]
     run.measure([Cell(NAME, f"block-{block}", TASK, own, block) for block, own in enumerate(blocks)])
 
@@ -116,12 +117,16 @@ def judge(rows: list[dict[str, Any]], profile: Profile) -> list[Finding]:
     blocks = sorted({row["block"] for row in rows})
     if not blocks:
         return [not_run(predicate, "no block was measured") for predicate in CLAIM.predicates]
-    found = {variant.name: [_crossing(rows, variant, block) for block in blocks] for variant, _ in VARIANTS}
+    timed = {row["variant"]["name"] for row in rows}
+    found = {v.name: [_crossing(rows, v, block) for block in blocks] for v, _ in VARIANTS if v.name in timed}
     loaded = _loaded_n_star(rows)
     # NumPy's maximum keeps NaN: a crossing that was not bracketed must not vanish behind the other.
     largest = [float(np.max([found[name][i].measured for name in QUANTISED])) / loaded for i in range(len(blocks))]
     findings = [find(CLOSER, block_interval(largest, unit="x"), profile, extra={"n* as loaded, tokens": loaded})]
     for name, predicate in WHERE.items():
+        if name not in found:
+            findings.append(left_out(predicate, "left out of a quick run"))
+            continue
         one = found[name]
         apart = [(crossing.measured - crossing.predicted) / crossing.star for crossing in one]
         extra = {
@@ -144,9 +149,9 @@ def _crossing(rows: list[dict[str, Any]], variant: Variant, block: int) -> Cross
 
 
 def _loaded_n_star(rows: list[dict[str, Any]]) -> float:
-    """n* of the weights as loaded, from the rows of the variant that leaves them so."""
-    row = next(row for row in rows if row["variant"]["bits"] is None)
-    setting = Setting(R_P, R_KV, float(row["weight_bits"]), float(row["kv_bits"]))
+    """n* of the weights as loaded."""
+    row = rows[0]
+    setting = Setting(R_P, R_KV, float(row["loaded_weight_bits"]), float(row["kv_bits"]))
     return n_star(Shape(**row["shape"]), setting)
 
 

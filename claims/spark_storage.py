@@ -35,7 +35,8 @@ HEAD_DIM = 128
 KEEPS = (0.5, 0.3, 0.2)
 KEEP_SNAPKV = 0.3
 MOTIVATION_TOKENS = 100_000
-BLOCKS, STEPS, QUICK_STEPS = 3, 12, 8
+BLOCKS, QUICK_BLOCKS = 3, 2
+STEPS, QUICK_STEPS = 12, 8
 TIMED = {"embedded": 4096, "gpu": 131072, "paper": 65536}
 
 CLAIM = Claim(
@@ -113,7 +114,7 @@ def measure(run: Run) -> None:
         run.profile, 20 if run.quick else 50, lambda n: [[member(n), *(member(n, r_kv=0.9) for _ in timed_arms())]]
     )
     context = min(TIMED[run.profile.name], fit.tokens)
-    for block in range(BLOCKS):
+    for block in range(QUICK_BLOCKS if run.quick else BLOCKS):
         params = request(run.profile, [], QUICK_STEPS if run.quick else STEPS, fit.tokens, fit.note)
         params |= {"context": context, "contexts": [context], "arms": timed_arms()}
         run.measure([Cell(NAME, f"steps-{block}", "artifact.measure.kv_timing:decode", params, block)])

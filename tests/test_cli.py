@@ -89,6 +89,15 @@ def test_a_mistake_is_one_sentence_and_exit_code_two(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_the_kernel_benchmark_takes_a_device(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(profiles, "cuda_available", lambda: False)
+    assert main(["bench", "kernels", "--device", "cpu", "-h"]) == 0 and "--context" in capsys.readouterr().out
+    assert main(["bench", "kernels", "--device", "cuda"]) == 2 and "no usable CUDA GPU" in capsys.readouterr().err
+    assert main(["bench", "kernels", "--bogus"]) == 2 and "--bogus" in capsys.readouterr().err
+
+
 def test_verify_prints_a_card_and_one_json_line(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -166,7 +166,7 @@ def _table(lines: list[Line], read_gbps: list[float]) -> str:
     return f"{title}\n\n{tabulate(rows, head, stralign='right')}"
 
 
-@click.command("kernels")
+@click.command("kernels", epilog="--device cpu or cuda, given first, takes another than this machine's.")
 @click.option("--model", default=None, help="Checkpoint to take weights from; the embedded model when left out.")
 @click.option("--context", default=4096, show_default=True, help="Context of the whole-step lines, in tokens.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the table.")

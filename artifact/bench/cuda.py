@@ -307,7 +307,7 @@ def calibrate(model: Model, steps: Steps) -> None:
             next(launches)()
 
 
-@click.command("kernels")
+@click.command("kernels", epilog="--device cpu or cuda, given first, takes another than this machine's.")
 @click.option("--model", default="llama-3.1-8b", show_default=True, help="Shape to measure; weights are synthetic.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the table.")
 def command(model: str, as_json: bool) -> None:

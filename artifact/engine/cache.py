@@ -100,11 +100,10 @@ class KVCache:
 
 
 @dataclass(frozen=True)
-class PackedCache:
-    """What a KV method retained, contiguous per KV head: keys and values (L, kv_heads, capacity, d), lengths (L,
-    kv_heads).
+class Retained:
+    """What a KV method retained of a prompt and reads whole at every step.
 
-    `lengths` may differ per head (ragged). New entries are appended to every head as decoding goes on.
+    keys and values (..., d); lengths (L, kv_heads) int32, which may differ per head and grow as decoding goes on;
     prompt_tokens: length of the prompt that was selected from; the requested keep ratio refers to it.
     """
 
@@ -114,16 +113,12 @@ class PackedCache:
     prompt_tokens: int
 
     @property
-    def capacity(self) -> int:
-        return self.keys.shape[2]
-
-    @property
     def attended(self) -> torch.Tensor:
         return self.lengths
 
     @property
     def entry_bytes(self) -> int:
-        return 2 * self.keys.shape[3] * self.keys.element_size()
+        return 2 * self.keys.shape[-1] * self.keys.element_size()
 
     @property
     def fixed_bytes(self) -> float:
@@ -132,6 +127,21 @@ class PackedCache:
     @property
     def per_step(self) -> bool:
         return False
+
+    def keep_ratio(self) -> float:
+        """Counted share of the prompt's entries that are retained, from the lengths themselves (before any append)."""
+        return float(self.lengths.double().mean()) / self.prompt_tokens
+
+
+@dataclass(frozen=True)
+class PackedCache(Retained):
+    """Retained entries, contiguous per KV head: keys and values (L, kv_heads, capacity, d). New entries are appended to
+    every head.
+    """
+
+    @property
+    def capacity(self) -> int:
+        return self.keys.shape[2]
 
     def room(self) -> int:
         """Tokens that may still be appended."""
@@ -178,10 +188,6 @@ class PackedCache:
         keys[:, :, :longest] = self.keys[:, :, :longest]
         values[:, :, :longest] = self.values[:, :, :longest]
         return PackedCache(keys, values, self.lengths.clone(), self.prompt_tokens)
-
-    def keep_ratio(self) -> float:
-        """Counted share of the prompt's entries that are retained, from the lengths themselves (before any append)."""
-        return float(self.lengths.double().mean()) / self.prompt_tokens
 
 
 def _entries(keys: torch.Tensor, values: torch.Tensor, lengths: torch.Tensor, index: int, more: int) -> Entries:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from artifact.engine.cache import KVCache
+from artifact.engine.cache import KVCache, Retained
 from artifact.engine.step import Op
 from artifact.kv.branch import Entries, LayerInputs
 from kernels import ragged, rope_append
@@ -20,33 +20,11 @@ from kernels.memory import empty
 
 
 @dataclass(frozen=True)
-class RaggedCache:
-    """keys and values (rows, d); offsets (L, kv_heads) int64; capacities (L, kv_heads), on the host; lengths (L,
-    kv_heads) int32; prompt_tokens: length of the prompt that was selected from.
-    """
+class RaggedCache(Retained):
+    """Entries as keys and values (rows, d); offsets (L, kv_heads) int64, capacities (L, kv_heads) on the host."""
 
-    keys: torch.Tensor
-    values: torch.Tensor
     offsets: torch.Tensor
     capacities: torch.Tensor
-    lengths: torch.Tensor
-    prompt_tokens: int
-
-    @property
-    def attended(self) -> torch.Tensor:
-        return self.lengths
-
-    @property
-    def entry_bytes(self) -> int:
-        return 2 * self.keys.shape[1] * self.keys.element_size()
-
-    @property
-    def fixed_bytes(self) -> float:
-        return 0.0
-
-    @property
-    def per_step(self) -> bool:
-        return False
 
     def room(self) -> int:
         """Tokens that may still be appended to every head."""
@@ -56,10 +34,6 @@ class RaggedCache:
         """Bytes of the rows themselves, room for further tokens included, and of the bookkeeping."""
         counters = self.offsets.numel() * 8 + self.lengths.numel() * 4
         return 2 * self.keys.numel() * self.keys.element_size() + counters
-
-    def keep_ratio(self) -> float:
-        """Counted share of the prompt's entries that are retained (before any append)."""
-        return float(self.lengths.double().mean()) / self.prompt_tokens
 
     def capacity(self, index: int) -> int:
         """Most entries that the heads of one layer can hold together."""
@@ -120,4 +94,4 @@ def pack_ragged(full: KVCache, indices: Sequence[Sequence[torch.Tensor]], reserv
             rows = slice(int(offsets[layer, head]), int(offsets[layer, head]) + len(index))
             keys[rows] = full.keys[layer, head, index.to(device)]
             values[rows] = full.values[layer, head, index.to(device)]
-    return RaggedCache(keys, values, offsets.to(device), capacities, lengths.to(device), full.tokens)
+    return RaggedCache(keys, values, lengths.to(device), full.tokens, offsets.to(device), capacities)

@@ -98,6 +98,7 @@ def measure(
                 "weight_bits": 8.0 * prepared.weights.embedding.element_size()
                 if precision is None
                 else precision.weight_bits,
+                "loaded_weight_bits": 8 * prepared.weights.embedding.element_size(),
                 "kv_bits": 8 * prepared.cache.keys.element_size(),
                 "shape": dataclasses.asdict(prepared.weights.shape),
                 "text": prepared.text,

@@ -39,7 +39,7 @@ def honest() -> list[Row]:
                 rows.append({
                     "cell": f"block-{block}", "block": block, "kind": "precision", "group": variant.name,
                     "variant": dataclasses.asdict(variant), "part": part, "mode": mode, "context": context,
-                    "ms": [ms] * 8, "weight_bits": BITS[variant.name], "kv_bits": 32,
+                    "ms": [ms] * 8, "weight_bits": BITS[variant.name], "loaded_weight_bits": 32, "kv_bits": 32,
                     "shape": dataclasses.asdict(SHAPE),
                 })  # fmt: skip
     return rows
