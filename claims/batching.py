@@ -95,7 +95,7 @@ CLAIM = Claim(
     title="Batches move the crossover of each sequence towards short context",
     paper="crossover",
     place="section 3.3, section 4.4, Appendix F",
-    needs="a model with trained weights and its tokenizer; 4 GB of memory",
+    needs="a model with trained weights and its tokenizer; 6 GB of memory",
     minutes={
         "embedded": "3 (quick: 0.7)",
         "gpu": "not run: synthetic weights have no union of their own",

@@ -81,7 +81,7 @@ CLAIM = Claim(
     title="Fewer bits per weight move the crossover closer, and a fixed KV budget has one of its own",
     paper="crossover",
     place="section 3.3, section 6",
-    needs="a model with trained weights; 4 GB of memory",
+    needs="a model with trained weights; 6 GB of memory",
     minutes={
         "embedded": "2.5 (quick: 0.7)",
         "gpu": "not run: see needs",

@@ -86,5 +86,5 @@ def test_a_batch_that_mixes_its_sequences_up_is_an_error(prepared: Prepared) -> 
     swapped._launches[0], swapped._launches[1] = swapped._launches[1], swapped._launches[0]
     check_step(swapped)  # the order of the embeddings does not matter
     decoder._launches[1] = decoder._launches[0]  # the second sequence never gets its token
-    with pytest.raises(RuntimeError, match="differ from those of the sequence alone"):
+    with pytest.raises(RuntimeError, match="differs from that of the sequence alone"):
         check_step(decoder)

@@ -2,17 +2,17 @@
 
 Members of a group take turns, one step each per round, in a random order. In logarithms
 
-    y[i] = a[m(i)] + x[i] + spikes        turn i belongs to member m(i)
+    y[i] = a[m(i)] + b[k(i)] + x[i] + spikes      turn i belongs to member m(i) and round k(i)
     x[i] = rho x[i-1] + e[i]
 
-a member's level plus the state of the machine, which outlasts a turn or two. rho and the levels are fitted by turns:
-generalised least squares on y[i] - rho y[i-1], with Huber weights on the innovations. Rows recorded before turns were
-kept get the coarser model, one factor per round. Pure: reads stored rows.
+a member's level, the round's factor, and a state that outlasts a turn or two. rho, levels and factors are fitted by
+turns: generalised least squares on y[i] - rho y[i-1], with Huber weights on the innovations. Rows recorded before turns
+were kept get the model without x. Pure: reads stored rows.
 
 Memory of a shared machine slows down and speeds up by a tenth from step to step (rho 0.6 to 0.8) and by a quarter
-within seconds. Over the seven blocks of one run, the crossing's distance from its prediction varied by 310, 230 and
-340 tokens (three pairs) with every member's median, by 220, 260 and 220 with a factor per round, and by 80, 180 and 110
-with this model; K_HUBER changes it little between 0.5 and 1.
+within seconds. Between the fourteen blocks of two runs, the distance of a crossing from its prediction varied by (root
+mean square over three pairs) 193 tokens with a factor per round, by 150 with the state and by 127 with both; with every
+member's median by about 270. K_HUBER changes it little between 0.4 and 1.
 """
 
 from __future__ import annotations
@@ -27,13 +27,15 @@ Row = dict[str, Any]
 Floats = NDArray[np.float64]
 K_HUBER = 0.7  # residuals beyond this many scales weigh less
 SWEEPS = 20
+FEWEST_FOR_FACTORS = 3
+RIDGE = 1e-9  # only keeps a round without paired turns determined
 
 
 def levels_ms(samples: Floats, turns: NDArray[np.int64] | None = None) -> Floats:
-    """Return the level (members,) of samples (members, rounds), all in ms and positive.
+    """Return the level (members,) of samples (members, rounds), all in ms and positive, in a round of median factor.
 
-    turns (members, rounds): when each sample was taken, counted over all members of the group; neighbours in it are
-    taken to share the state of the machine. None: members of a round are.
+    turns (members, rounds): when each sample was taken, counted over all members of the group, in rising order; None
+    where it was not recorded.
     """
     logs = np.log(samples)
     level = _over_rounds(logs)
@@ -59,29 +61,36 @@ def _over_rounds(logs: Floats) -> Floats:
 
 def _over_turns(logs: Floats, turns: NDArray[np.int64], level: Floats) -> Floats:
     """Levels under a state that follows x[i] = rho x[i-1] + e[i], from pairs of samples in neighbouring turns."""
+    members, rounds = logs.shape
     order = np.argsort(turns, axis=None)
-    member = order // logs.shape[1]
+    member, place = order // rounds, order % rounds
     y, at = logs.ravel()[order], turns.ravel()[order]
     paired = np.flatnonzero(np.diff(at) == 1)  # a turn whose predecessor is not among the rows starts anew
-    before, after = member[paired], member[paired + 1]
-    if len(set(after)) < len(level):
+    if len(set(member[paired + 1])) < members:
         return level
-    weights, pairs = np.ones(len(paired)), np.arange(len(paired))
+    # A column per member and, where rounds have members enough to tell them from the state, per round but the first.
+    factors = rounds - 1 if members >= FEWEST_FOR_FACTORS else 0
+    columns = np.zeros((len(y), members + factors))
+    columns[np.arange(len(y)), member] = 1.0
+    later = np.flatnonzero((place > 0) & (factors > 0))
+    columns[later, members + place[later] - 1] = 1.0
+    fit = np.concatenate([level, np.zeros(factors)])
+    weights, penalised = np.ones(len(paired)), np.arange(members, members + factors)
     for _ in range(SWEEPS):
-        state = y - level[member]
+        state = y - columns @ fit
         state -= np.median(state)
         x0, x1 = state[paired], state[paired + 1]
         power = float((weights * x0 * x0).sum())
         # Below 1, or levels would not be determined: differences alone know no mean.
         rho = min(0.95, max(0.0, float((weights * x0 * x1).sum()) / power)) if power > 0 else 0.0
-        design = np.zeros((len(paired), len(level)))
-        design[pairs, after] += 1.0
-        design[pairs, before] -= rho
+        design = columns[paired + 1] - rho * columns[paired]
         wanted = y[paired + 1] - rho * y[paired]
         weighted = design * weights[:, None]
-        level = np.asarray(np.linalg.solve(weighted.T @ design, weighted.T @ wanted), dtype=np.float64)
-        weights = _huber(wanted - design @ level)
-    return level
+        normal = weighted.T @ design
+        normal[penalised, penalised] += RIDGE * np.trace(normal)
+        fit = np.asarray(np.linalg.solve(normal, weighted.T @ wanted), dtype=np.float64)
+        weights = _huber(wanted - design @ fit)
+    return fit[:members] + float(np.median(np.append(0.0, fit[members:])))
 
 
 def _huber(rest: Floats) -> Floats:
