@@ -11,6 +11,7 @@ whose sequences each read a cache of their own; the crossing of their times agai
 from __future__ import annotations
 
 import itertools
+import math
 import sys
 from pathlib import Path
 from statistics import fmean
@@ -22,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from artifact.claim import Claim, Finding, NotRun, Predicate, find, not_run, run_as_script
 from artifact.judge import batching
-from artifact.judge.crossing import locate, predict
+from artifact.judge.crossing import locate, pick, predict
 from artifact.judge.levels import with_levels
 from artifact.profiles import Profile
 from artifact.shapes import Shape
@@ -167,6 +168,7 @@ def _crossings(timed: list[dict[str, Any]], profile: Profile) -> list[Finding]:
         return [not_run(predicate, "no batched step was timed") for predicate in (ORDER, AGREES)]
     extra: dict[str, float | str] = {}
     measured: dict[int, list[float]] = {batch: [] for batch in batches}
+    at_most: dict[int, list[float]] = {batch: [] for batch in batches}
     apart: dict[int, list[float]] = {batch: [] for batch in batches}
     for batch in batches:
         stars, predictions = [], []
@@ -175,17 +177,32 @@ def _crossings(timed: list[dict[str, Any]], profile: Profile) -> list[Finding]:
             sweep = [row for row in mine if row["part"] == "sweep"]
             stars.append(batching.batched_n_star(sweep, batch, R_P, R_KV))
             predictions.append(predict(sweep, R_P, R_KV, stars[-1]).tokens)
-            measured[batch].append(locate([row for row in mine if row["part"] == "crossing"], R_P, R_KV))
+            around = [row for row in mine if row["part"] == "crossing"]
+            measured[batch].append(locate(around, R_P, R_KV))
+            at_most[batch].append(_at_most(around, measured[batch][-1]))
             apart[batch].append((measured[batch][-1] - predictions[-1]) / stars[-1])
         found = {"n*": stars, "predicted": predictions, "measured": measured[batch]}
         extra |= {f"{name} of {batch}, tokens": fmean(values) for name, values in found.items()}
     # NumPy's minimum keeps NaN: a crossing that was not bracketed must not vanish behind the others.
     pairs = list(itertools.pairwise(batches))
-    gaps = [float(np.min([measured[a][i] - measured[b][i] for a, b in pairs])) for i in range(len(blocks))]
+    gaps = [float(np.min([measured[a][i] - at_most[b][i] for a, b in pairs])) for i in range(len(blocks))]
+    early = [
+        b
+        for b in batches
+        if any(math.isnan(m) and not math.isnan(u) for m, u in zip(measured[b], at_most[b], strict=True))
+    ]
+    note = f"KV selection leads at every context of batch {', '.join(map(str, early))}: crossed before" if early else ""
     return [
-        find(ORDER, block_interval(gaps, unit="tokens"), profile, extra=extra),
+        find(ORDER, block_interval(gaps, unit="tokens"), profile, note, extra),
         find(AGREES, block_interval(apart[batches[-1]]), profile, f"batch of {batches[-1]}"),
     ]
+
+
+def _at_most(rows: list[dict[str, Any]], measured: float) -> float:
+    """The measured crossing; where the projection trails at every context, the shortest one, which it lies below."""
+    kept = pick(rows, 1.0, R_KV)
+    over = {context: level - kept[context] for context, level in pick(rows, R_P, 1.0).items() if context in kept}
+    return float(min(over)) if math.isnan(measured) and over and min(over.values()) > 0 else measured
 
 
 if __name__ == "__main__":

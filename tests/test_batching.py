@@ -48,6 +48,17 @@ def test_a_fault_turns_the_claim_away(fault: Callable[[list[Row]], None]) -> Non
     assert summarise(claim.judge(rows, PROFILE)) in (Verdict.CONTRADICTED, Verdict.INCONCLUSIVE)
 
 
+@pytest.mark.parametrize(("factor", "verdict"), [(1.5, Verdict.REPRODUCED), (0.3, Verdict.INCONCLUSIVE)])
+def test_a_batch_that_crossed_before_its_shortest_context_crossed_earlier(factor: float, verdict: Verdict) -> None:
+    """Where the projection trails everywhere, the shortest context bounds the crossing; where it leads, nothing does."""
+    rows = copy.deepcopy(honest())
+    for row in rows:
+        if row["batch"] == 4 and row.get("part") == "crossing" and row["r_p"] < 1:
+            row["ms"] = [factor * ms for ms in row["ms"]]
+    order = claim.judge(rows, PROFILE)[3]
+    assert order.verdict is verdict and ("batch 4" in order.note) == (verdict is Verdict.REPRODUCED)
+
+
 def test_rows_that_do_not_fit_together_are_errors() -> None:
     missing = [row for row in honest() if (row["block"], row.get("kind"), row["batch"]) != (2, "union", 8)]
     with pytest.raises(ValueError, match="different batch sizes"):
