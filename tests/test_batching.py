@@ -50,7 +50,7 @@ def test_a_fault_turns_the_claim_away(fault: Callable[[list[Row]], None]) -> Non
 
 @pytest.mark.parametrize(("factor", "verdict"), [(1.5, Verdict.REPRODUCED), (0.3, Verdict.INCONCLUSIVE)])
 def test_a_batch_that_crossed_before_its_shortest_context_crossed_earlier(factor: float, verdict: Verdict) -> None:
-    """Where the projection trails everywhere, the shortest context bounds the crossing; where it leads, nothing does."""
+    """Where the projection trails everywhere, the shortest context bounds it; where it leads, nothing does."""
     rows = copy.deepcopy(honest())
     for row in rows:
         if row["batch"] == 4 and row.get("part") == "crossing" and row["r_p"] < 1:
