@@ -43,3 +43,15 @@ def test_two_crossings_of_the_3b_model_contradict_their_prediction_as_the_docume
     crossings = [finding for finding in findings if finding["predicate"].startswith("crossing at")]
     assert [finding["verdict"] for finding in crossings] == ["reproduced", "contradicted", "contradicted"]
     assert [round(finding["interval"]["point"]) for finding in crossings] == [-448, -2419, -4009]
+
+
+def test_methods_on_the_8b_model_are_judged_as_the_documentation_says() -> None:
+    with opened("h200/llama-3.1-8b-methods") as folder:
+        system, claims = read_json(folder / "system.json"), read_results(folder)["claims"]
+    assert re.fullmatch(r"[0-9a-f]{40}", system["commit"]) and system["gpus"][0]["name"] == "NVIDIA H200"
+    assert {name: claim["verdict"] for name, claim in claims.items()} == dict.fromkeys(
+        ("catekv_efficiency", "dispatch", "spark_storage"), "reproduced"
+    )
+    points = {f["predicate"]: f["interval"]["point"] for claim in claims.values() for f in claim["findings"]}
+    assert round(points["decode step"], 2) == 1.30 and round(points["speedup of the gate"], 2) == 1.51
+    assert round(points["step at 80%"], 2) == 0.13 and round(points["saved on top of SnapKV"], 1) == 33.8
