@@ -97,7 +97,8 @@ def test_the_choice_is_the_cheapest_admissible_mode(prompt: int, new: int) -> No
     if prompt + new > 8192:
         return
     chosen = gate.choose(prompt, new)
-    priced = {mode: gate.costs.request_ms(mode, prompt, new) for mode in (Mode.DENSE, Mode.PROJECTION, Mode.KV)}
+    modes = (Mode.DENSE, Mode.PROJECTION, Mode.KV) if prompt >= CONTEXTS[0] else (Mode.DENSE, Mode.PROJECTION)
+    priced = {mode: gate.costs.request_ms(mode, prompt, new) for mode in modes}
     assert chosen.ms == min(priced.values())
     assert chosen.dense_ms == priced[Mode.DENSE]
     assert chosen.mode is not Mode.BOTH
@@ -107,6 +108,14 @@ def test_the_selection_must_repay_itself() -> None:
     gate = Gate(table())
     assert gate.choose(6000, 8).mode is Mode.PROJECTION
     assert gate.choose(6000, 2000).mode is Mode.BOTH
+
+
+def test_prompts_shorter_than_any_that_was_tested_keep_their_cache() -> None:
+    """A selection of 6 from 20 entries answered nonsense; no table has such a length."""
+    gate = Gate(table())
+    for new in (8, 48, 4000):
+        assert gate.choose(20, new).mode is Mode.PROJECTION
+    assert gate.choose(CONTEXTS[0], 4000).mode is Mode.BOTH
 
 
 def test_a_skipped_test_admits_and_a_failed_one_does_not() -> None:

@@ -26,6 +26,7 @@ from artifact.records import read_json, write_json
 
 SCHEMA = 1
 MODES = (Mode.DENSE, Mode.PROJECTION, Mode.KV, Mode.BOTH)
+WHOLE_CACHE = (Mode.DENSE, Mode.PROJECTION)
 
 
 @dataclass(frozen=True)
@@ -129,7 +130,11 @@ class Gate:
         return cls(table)
 
     def choose(self, prompt_tokens: int, new_tokens: int) -> Choice:
-        """The fastest admissible mode of a request. Raises UserError for lengths outside the model's window."""
+        """The fastest admissible mode of a request. Raises UserError for lengths outside the model's window.
+
+        A prompt shorter than any that was timed keeps its whole cache: a share of so few entries was neither timed nor
+        tested.
+        """
         count("prompt_tokens", prompt_tokens, 1)
         count("new_tokens", new_tokens, 1)
         if prompt_tokens + new_tokens > self.table.window_tokens:
@@ -138,7 +143,9 @@ class Gate:
                 "ask for fewer"
             )
         request_ms = self.costs.request_ms
-        times = [(request_ms(mode, prompt_tokens, new_tokens), mode) for mode in self.modes]
+        short = prompt_tokens < self.table.contexts[0]
+        modes = [mode for mode in self.modes if not short or mode in WHOLE_CACHE]
+        times = [(request_ms(mode, prompt_tokens, new_tokens), mode) for mode in modes]
         best_ms, best = min(times, key=lambda pair: pair[0])
         return Choice(best, best_ms, times[0][0])
 
