@@ -173,6 +173,17 @@ def trimmed_mean(values: Sequence[float], cut: float = 0.1) -> float:
     return float(ordered[skip : len(ordered) - skip].mean())
 
 
+def over_dense(times: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    """Step time of every arm over that of the arm "dense": the trimmed mean of paired steps. The steps of a routed arm
+    are of two kinds, of which a median would show one. ValueError for arms of unequal length.
+    """
+    require_equal_arms(times)
+    return {
+        name: trimmed_mean([ours / dense for ours, dense in zip(own, times["dense"], strict=True)])
+        for name, own in times.items()
+    }
+
+
 def wilson(k: int, n: int, level: float = 0.95) -> Interval:
     """Wilson score interval for a share of k successes in n trials. No trials: [0, 1] around NaN."""
     _require_count(k, n)

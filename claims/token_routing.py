@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from artifact.claim import Claim, Finding, Predicate, find, not_run, run_as_script
 from artifact.profiles import NAMES, Profile
-from artifact.stats import Interval, Region, block_interval, exact_interval, require_equal_arms, trimmed_mean
+from artifact.stats import Interval, Region, block_interval, exact_interval, over_dense
 from paper_tables.figures import figures
 
 if TYPE_CHECKING:
@@ -210,15 +210,8 @@ def kind_of(row: dict[str, Any]) -> str:
 
 
 def speed_ratios(block: list[dict[str, Any]]) -> dict[str, float]:
-    """Step time of every arm over that of dense: the trimmed mean of paired steps. The steps of a routed arm are of two
-    kinds, of which a median would show one.
-    """
-    times = {kind_of(row): row["ms"] for row in block}
-    require_equal_arms(times)
-    return {
-        name: trimmed_mean([ours / dense for ours, dense in zip(own, times["dense"], strict=True)])
-        for name, own in times.items()
-    }
+    """Step time of every arm over that of dense."""
+    return over_dense({kind_of(row): row["ms"] for row in block})
 
 
 def byte_bound(block: list[dict[str, Any]]) -> float:

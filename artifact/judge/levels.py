@@ -12,7 +12,7 @@ were kept get the model without x. Pure: reads stored rows.
 Memory of a shared machine slows down and speeds up by a tenth from step to step (rho 0.6 to 0.8) and by a quarter
 within seconds. Between the fourteen blocks of two runs, the distance of a crossing from its prediction varied by (root
 mean square over three pairs) 193 tokens with a factor per round, by 150 with the state and by 127 with both; with every
-member's median by about 270. K_HUBER changes it little between 0.4 and 1.
+member's median by about 260. K_HUBER changes it little between 0.4 and 1.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from artifact.engine.decoder import Decoder
 from artifact.engine.prefill import prefill
 from artifact.engine.prepare import GRID_TOKENS, Prepared, grid
 from artifact.engine.step import Op
-from artifact.engine.timing import interleave
+from artifact.engine.timing import interleave, release
 from artifact.judge.batching import batched_n_star
 from artifact.judge.crossing import around, predict
 from artifact.judge.levels import with_levels
@@ -142,8 +142,7 @@ def measure(
                 "text": prepared.text,
             }
         )
-    decoders.clear()
-    gc.collect()  # decoders refer to themselves, and the next group must not find this one's memory taken
+    release(decoders)
     return rows
 
 

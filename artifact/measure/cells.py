@@ -11,7 +11,6 @@ bytes than the machine can read is an error.
 from __future__ import annotations
 
 import dataclasses
-import gc
 import math
 import queue
 import statistics
@@ -28,7 +27,7 @@ from artifact.engine.cache import KVCache, PackedCache
 from artifact.engine.decoder import Decoder
 from artifact.engine.prepare import Prepared, grid, prepare, prepare_synthetic
 from artifact.engine.reference import gate_step
-from artifact.engine.timing import interleave, profile_ops
+from artifact.engine.timing import interleave, profile_ops, release
 from artifact.kv.retain import budget
 from artifact.kv.snapkv import SnapKV
 from artifact.kv.window import Window
@@ -185,8 +184,7 @@ def measure_group(prepared: Prepared, group: list[Row], steps: int, order_seed: 
             "threads": torch.get_num_threads(),
         }
         rows.append(row)
-    decoders.clear()
-    gc.collect()  # decoders refer to themselves, and the next group must not find this one's memory taken
+    release(decoders)
     return rows
 
 

@@ -6,7 +6,6 @@ Caches are those of the model as loaded; only what a step reads of the weights c
 from __future__ import annotations
 
 import dataclasses
-import gc
 import math
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -17,7 +16,7 @@ from artifact.account import Mode
 from artifact.engine.decoder import Decoder
 from artifact.engine.prepare import GRID_TOKENS, Prepared, grid
 from artifact.engine.reference import gate_step
-from artifact.engine.timing import interleave
+from artifact.engine.timing import interleave, release
 from artifact.judge.crossing import around
 from artifact.judge.levels import with_levels
 from artifact.judge.precision import Variant, crossing
@@ -104,8 +103,7 @@ def measure(
                 "text": prepared.text,
             }
         )
-    decoders.clear()
-    gc.collect()  # decoders refer to themselves, and the next group must not find this one's memory taken
+    release(decoders)
     return rows
 
 

@@ -33,9 +33,7 @@ def _kernels(device: str) -> click.Command:
 
     if device == "cuda" and not cuda_available():
         raise UserError("no usable CUDA GPU here; leave --device out, and `artifact doctor` says what is missing")
-    name = (
-        "artifact.bench.cuda" if device == "cuda" or (device == "auto" and cuda_available()) else "artifact.bench.cpu"
-    )
+    name = "artifact.bench.cuda" if device != "cpu" and cuda_available() else "artifact.bench.cpu"
     if importlib.util.find_spec("artifact.bench") is None or importlib.util.find_spec(name) is None:
         raise UserError(f"{name} is not part of this installation; run from a complete checkout")
     found = importlib.import_module(name).command

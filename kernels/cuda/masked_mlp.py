@@ -34,7 +34,7 @@ class Config:
 
 def config(depth: int) -> Config:
     """Return the launch configuration for rows of `depth` weights: many small programs, a row at a time each (the
-    fastest of 26 tried on an H200 at Llama-3.1-8B's shape).
+    fastest of 25 tried on an H200 at Llama-3.1-8B's shape).
     """
     block = min(4096, power_of_two(depth))
     return Config(16, block, max(1, block // 2048))
