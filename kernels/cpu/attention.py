@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from kernels import Launch
-from kernels.cpu.common import FASTMATH, array, exp32
+from kernels.cpu.common import FASTMATH, array, exp32, scratch
 from kernels.cpu.rope_append import arguments, rope_append
 from kernels.rope_append import Packed
 
@@ -226,7 +226,7 @@ def bind_step(
     dim = full[0].shape[2]
     heads = out.shape[0] // dim
     keys, values = full if packed is None else (packed[0], packed[1])
-    query = np.empty((heads, dim), dtype=np.float32)
+    query = scratch("query", (heads, dim))
     rope = arguments(qkv, inv_freq, position, query, full, packed, q_norm, k_norm, eps, scaling)
     return _bind(True, keys, values, lengths, out, scale, heads, dim, rope)
 
@@ -252,8 +252,8 @@ def _bind(
         array("values", values),
         array("lengths", lengths, torch.int32),
         np.float32(scale),
-        np.empty((programs, group, dim), dtype=np.float32),
-        np.empty((programs, group, 2), dtype=np.float32),
+        scratch("partial", (programs, group, dim)),
+        scratch("state", (programs, group, 2)),
         array("out", out).reshape(heads, dim),
         *rope,
     )

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from kernels import Launch
-from kernels.cpu.common import FASTMATH, array, divide, norm_arrays
+from kernels.cpu.common import FASTMATH, array, divide, norm_arrays, scratch
 from kernels.norm import Norm
 
 
@@ -63,8 +63,8 @@ def _one(x, b, w, n, depth, out):  # type: ignore[no-untyped-def]
 
 
 @numba.njit(parallel=True, fastmath=FASTMATH, cache=True)
-def _batched_gemv(raw, gain, eps, scratch, w, bias, y, add, parts):  # type: ignore[no-untyped-def]
-    x = normed_rows(raw, gain, eps, scratch)
+def _batched_gemv(raw, gain, eps, room, w, bias, y, add, parts):  # type: ignore[no-untyped-def]
+    x = normed_rows(raw, gain, eps, room)
     batch, depth = x.shape
     fours = batch // 4 * 4
     for p in numba.prange(parts.shape[0]):
@@ -115,4 +115,4 @@ def bind(
 def row_norm_arrays(norm: Norm | None, batch: int) -> tuple[np.ndarray, np.float32, np.ndarray]:
     """Return gain, eps and scratch (B, K) as `normed_rows` takes them."""
     gain, eps, _ = norm_arrays(norm)
-    return gain, eps, np.empty((batch, gain.shape[0]), dtype=np.float32)
+    return gain, eps, scratch("normed", (batch, gain.shape[0]))

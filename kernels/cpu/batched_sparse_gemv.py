@@ -16,8 +16,8 @@ import torch
 
 from kernels import Launch
 from kernels.cpu.batched_gemv import normed_rows, row_norm_arrays
-from kernels.cpu.common import EXACT, array
-from kernels.cpu.sparse_gemv import partials
+from kernels.cpu.common import EXACT, array, scratch
+from kernels.cpu.sparse_gemv import lists, parts_of
 from kernels.norm import Norm
 from kernels.selection import Selection
 
@@ -80,22 +80,24 @@ def _count_own(x, thresholds, own):  # type: ignore[no-untyped-def]
 
 @numba.njit(parallel=True, fastmath=EXACT, cache=True)
 def _batched_sparse_gemv(  # type: ignore[no-untyped-def]
-    raw, gain, eps, scratch, w, thresholds, segments, bias, y, add, kept, own, index, value, sums
+    raw, gain, eps, room, w, thresholds, segments, bias, y, add, kept, own, index, value, runs, sums
 ):
     parts, batch = sums.shape[0], sums.shape[1]
-    x = normed_rows(raw, gain, eps, scratch)
+    x = normed_rows(raw, gain, eps, room)
+    found, s = 0, 0
+    while s < thresholds.shape[0]:
+        end = s + 1
+        while end < thresholds.shape[0] and thresholds[end] == thresholds[s]:
+            end += 1
+        count = select_union(x, thresholds[s], index[found], value[found])
+        kept[s:end] = count
+        runs[found, 0], runs[found, 1], runs[found, 2] = count, segments[s], segments[end]
+        found += 1
+        s = end
     for p in numba.prange(parts):
-        s = 0
-        while s < thresholds.shape[0]:
-            end = s + 1
-            while end < thresholds.shape[0] and thresholds[end] == thresholds[s]:
-                end += 1
-            count = select_union(x, thresholds[s], index[p], value[p])
-            if p == 0:
-                kept[s:end] = count
-            first, last = count * p // parts, count * (p + 1) // parts
-            accumulate_union(index[p], value[p], first, last, w, segments[s], segments[end], sums[p])
-            s = end
+        for r in range(found):
+            first, last = runs[r, 0] * p // parts, runs[r, 0] * (p + 1) // parts
+            accumulate_union(index[r], value[r], first, last, w, runs[r, 1], runs[r, 2], sums[p])
     for b in numba.prange(batch):
         total = sums[0, b]
         for p in range(1, parts):
@@ -120,7 +122,7 @@ def bind(
 ) -> Launch:
     """Bind the thresholded product of a batch; shapes are checked by `kernels.batched_sparse_gemv.bind`."""
     batch = x.shape[0]
-    index, _, sums = partials(*w_in.shape)
+    depth, columns = w_in.shape
     return functools.partial(
         _batched_sparse_gemv,
         array("x", x),
@@ -133,7 +135,6 @@ def bind(
         accumulate,
         array("kept", selection.kept, torch.int32),
         array("own", own, torch.int32),
-        index,
-        np.empty((*index.shape, batch), dtype=np.float32),
-        np.empty((sums.shape[0], batch, sums.shape[1]), dtype=np.float32),
+        *lists(depth, len(selection.segments) - 1, (batch,)),
+        scratch("sums", (parts_of(depth), batch, columns)),
     )

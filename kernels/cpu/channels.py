@@ -17,7 +17,7 @@ import torch
 from kernels import Launch
 from kernels.channels import Pruned, Tail
 from kernels.cpu.attention import SPLIT, _scores1, _scores3, _softmax, _weigh1, _weigh3
-from kernels.cpu.common import FASTMATH, array
+from kernels.cpu.common import FASTMATH, array, scratch
 from kernels.cpu.ragged import combine
 
 
@@ -60,7 +60,7 @@ def _build(group: int, dim: int) -> Callable[..., None]:
             partial[program] = np.float32(0)
             state[program, :, 0] = np.float32(-np.inf)
             state[program, :, 1] = np.float32(0)
-            scratch = np.empty((SPLIT, dim), dtype=np.float32)
+            expanded = np.empty((SPLIT, dim), dtype=np.float32)
             if split < packed_splits:
                 low = split * SPLIT
                 count = min(SPLIT, tokens - low)
@@ -78,16 +78,16 @@ def _build(group: int, dim: int) -> Callable[..., None]:
                     for j in range(count):
                         magnitude = fill[h, low + j] if fill.shape[0] > 0 else constant
                         sign_row = signs[h, low + j] if signs.shape[0] > 0 else signs[:0].reshape(-1)
-                        _expand(kept[h, low + j], mask[h, low + j], sign_row, magnitude, dim, scratch[j])
+                        _expand(kept[h, low + j], mask[h, low + j], sign_row, magnitude, dim, expanded[j])
                     for g in range(0, threes, 3):
-                        _scores3(q[g : g + 3], scratch[:count], scale, dim, p[g : g + 3, :count])
+                        _scores3(q[g : g + 3], expanded[:count], scale, dim, p[g : g + 3, :count])
                     for g in range(threes, group):
-                        _scores1(q[g : g + 1], scratch[:count], scale, dim, p[g : g + 1, :count])
+                        _scores1(q[g : g + 1], expanded[:count], scale, dim, p[g : g + 1, :count])
                 if value_mask.shape[0] > 0:
                     none = signs[:0].reshape(-1)
                     for j in range(count):
-                        _expand(values[h, low + j], value_mask[h, low + j], none, np.float32(0), dim, scratch[j])
-                    v = scratch[:count]
+                        _expand(values[h, low + j], value_mask[h, low + j], none, np.float32(0), dim, expanded[j])
+                    v = expanded[:count]
                 else:
                     v = values[h, low : low + count]
             else:
@@ -140,7 +140,7 @@ def bind(query: torch.Tensor, packed: Pruned, tail: Tail, out: torch.Tensor, sca
         array("tail values", tail[1]),
         array("tail lengths", tail[2], torch.int32),
         np.float32(scale),
-        np.empty((splits, group, dim), dtype=np.float32),
-        np.empty((splits, group, 2), dtype=np.float32),
+        scratch("partial", (splits, group, dim)),
+        scratch("state", (splits, group, 2)),
         array("out", out).reshape(heads, dim),
     )

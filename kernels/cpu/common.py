@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 
 import numba
@@ -71,11 +72,22 @@ def normed(x, gain, eps, out):  # type: ignore[no-untyped-def]
     return out
 
 
+@functools.cache
+def scratch(name: str, shape: tuple[int, ...], dtype: type = np.float32) -> np.ndarray:
+    """Return the array that every launch asking for this name, shape and dtype writes before it reads.
+
+    What lives during one launch is kept once in a process, in cache, not once per layer: sixty layers' own partial
+    sums are read from memory. Two launches must therefore not run at the same time, as they never do: each takes all
+    threads.
+    """
+    return np.empty(shape, dtype=dtype)
+
+
 def norm_arrays(norm: Norm | None) -> tuple[np.ndarray, np.float32, np.ndarray]:
     """Return gain, eps and scratch as `normed` takes them; all empty without a norm."""
     if norm is None:
         return np.zeros(0, dtype=np.float32), np.float32(0), np.zeros(0, dtype=np.float32)
-    return array("norm weight", norm.weight), np.float32(norm.eps), np.empty(norm.weight.shape[0], dtype=np.float32)
+    return array("norm weight", norm.weight), np.float32(norm.eps), scratch("normed", (norm.weight.shape[0],))
 
 
 def array(name: str, tensor: torch.Tensor, dtype: torch.dtype = torch.float32) -> np.ndarray:

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 
 from kernels import Launch
-from kernels.cpu.common import EXACT, FASTMATH, array, divide, exp32, norm_arrays, normed
-from kernels.cpu.sparse_gemv import part_sums, partials
+from kernels.cpu.common import EXACT, FASTMATH, array, divide, exp32, norm_arrays, normed, scratch
+from kernels.cpu.sparse_gemv import lists, part_sums, parts_of, select_segments
 from kernels.norm import Norm
 from kernels.selection import Selection
 
@@ -27,8 +27,8 @@ def _silu_product(gate, up, act, low, high):  # type: ignore[no-untyped-def]
 
 
 @numba.njit(parallel=True, fastmath=FASTMATH, cache=True)
-def _dense(raw, gain, eps, scratch, w, gate, up, act, parts):  # type: ignore[no-untyped-def]
-    x = normed(raw, gain, eps, scratch)
+def _dense(raw, gain, eps, room, w, gate, up, act, parts):  # type: ignore[no-untyped-def]
+    x = normed(raw, gain, eps, room)
     depth, width = x.shape[0], act.shape[0]
     for p in numba.prange(parts.shape[0]):
         low, high = parts[p, 0], parts[p, 1]
@@ -53,12 +53,13 @@ def _dense(raw, gain, eps, scratch, w, gate, up, act, parts):  # type: ignore[no
 
 @numba.njit(parallel=True, fastmath=EXACT, cache=True)
 def _sparse(  # type: ignore[no-untyped-def]
-    raw, gain, eps, scratch, w, thresholds, segments, act, kept, index, value, sums
+    raw, gain, eps, room, w, thresholds, segments, act, kept, index, value, runs, sums
 ):
     parts, width = sums.shape[0], act.shape[0]
-    x = normed(raw, gain, eps, scratch)
+    x = normed(raw, gain, eps, room)
+    found = select_segments(x, thresholds, segments, kept, index, value, runs)
     for p in numba.prange(parts):
-        part_sums(x, w, thresholds, segments, kept, p, parts, index[p], value[p], sums[p])
+        part_sums(index, value, runs, found, w, p, parts, sums[p])
     total = sums[0]
     for p in range(1, parts):
         for n in range(2 * width):
@@ -73,7 +74,7 @@ def _parts(width: int) -> np.ndarray:
 def bind(x: torch.Tensor, w: torch.Tensor, act: torch.Tensor, norm: Norm | None) -> Launch:
     """Bind the dense form; shapes are checked by `kernels.gate_up.bind`."""
     width = act.shape[0]
-    gate, up = np.empty(width, dtype=np.float32), np.empty(width, dtype=np.float32)
+    gate, up = scratch("gate", (width,)), scratch("up", (width,))
     return functools.partial(
         _dense, array("x", x), *norm_arrays(norm), array("w", w), gate, up, array("act", act), _parts(width)
     )
@@ -92,5 +93,6 @@ def bind_sparse(
         np.array(selection.segments, dtype=np.int64),
         array("act", act),
         array("kept", selection.kept, torch.int32),
-        *partials(*w_in.shape),
+        *lists(w_in.shape[0], len(selection.segments) - 1),
+        scratch("sums", (parts_of(w_in.shape[0]), w_in.shape[1])),
     )

@@ -17,8 +17,8 @@ from kernels.norm import Norm
 
 
 @numba.njit(parallel=True, fastmath=FASTMATH, cache=True)
-def _gemv(raw, gain, eps, scratch, w, bias, y, add, parts):  # type: ignore[no-untyped-def]
-    x = normed(raw, gain, eps, scratch)
+def _gemv(raw, gain, eps, room, w, bias, y, add, parts):  # type: ignore[no-untyped-def]
+    x = normed(raw, gain, eps, room)
     depth = x.shape[0]
     for p in numba.prange(parts.shape[0]):
         low, high = parts[p, 0], parts[p, 1]

@@ -20,7 +20,7 @@ from kernels.norm import Norm
 
 @numba.njit(parallel=True, fastmath=FASTMATH, cache=True)
 def _masked_up(  # type: ignore[no-untyped-def]
-    gate, raw, gain, eps, scratch, w, act, limit, kept, table, tokens, position, gate_b, up_b, down_a, silu, index, low
+    gate, raw, gain, eps, room, w, act, limit, kept, table, tokens, position, gate_b, up_b, down_a, silu, index, low
 ):
     width, depth, parts = w.shape[0], w.shape[1], low.shape[0]
     sparse = True
@@ -42,7 +42,7 @@ def _masked_up(  # type: ignore[no-untyped-def]
             count += 1
     kept[0] = count
     kept[1] = np.int32(sparse)
-    x = normed(raw, gain, eps, scratch)
+    x = normed(raw, gain, eps, room)
     for p in numba.prange(parts):
         first, last = count * p // parts, count * (p + 1) // parts
         full = first + (last - first) // 4 * 4

@@ -13,16 +13,16 @@ import numpy as np
 import torch
 
 from kernels import Launch
-from kernels.cpu.common import EXACT, FASTMATH, array, divide, norm_arrays, normed
-from kernels.cpu.sparse_gemv import partials, select
+from kernels.cpu.common import EXACT, FASTMATH, array, divide, norm_arrays, normed, scratch
+from kernels.cpu.sparse_gemv import lists, parts_of, select_segments
 from kernels.norm import Norm
 from kernels.quantised import GROUP, HALF, Quantised
 from kernels.selection import Selection
 
 
 @numba.njit(parallel=True, fastmath=FASTMATH, cache=True)
-def _dense8(raw, gain, eps, scratch, q, scales, bias, y, add, parts):  # type: ignore[no-untyped-def]
-    x = normed(raw, gain, eps, scratch)
+def _dense8(raw, gain, eps, room, q, scales, bias, y, add, parts):  # type: ignore[no-untyped-def]
+    x = normed(raw, gain, eps, room)
     depth = x.shape[0]
     for p in numba.prange(parts.shape[0]):
         low, high = parts[p, 0], parts[p, 1]
@@ -143,27 +143,20 @@ def _add4(index, value, count, first, last, q, scales, start, stop, halves, sums
 
 @numba.njit(parallel=True, fastmath=EXACT, cache=True)
 def _sparse(  # type: ignore[no-untyped-def]
-    raw, gain, eps, scratch, four, q, scales, thresholds, segments, bias, y, add, kept, index, value, sums, halves
+    raw, gain, eps, room, four, q, scales, thresholds, segments, bias, y, add, kept, index, value, runs, sums, halves
 ):
     parts = sums.shape[0]
-    x = normed(raw, gain, eps, scratch)
+    x = normed(raw, gain, eps, room)
     groups = x.shape[0] // GROUP
+    found = select_segments(x, thresholds, segments, kept, index, value, runs)
     for p in numba.prange(parts):
-        s = 0
-        while s < thresholds.shape[0]:
-            end = s + 1
-            while end < thresholds.shape[0] and thresholds[end] == thresholds[s]:
-                end += 1
-            low, high = segments[s], segments[end]
-            count = select(x, thresholds[s], index[p], value[p])
-            if p == 0:
-                kept[s:end] = count
+        for r in range(found):
+            count, low, high = runs[r, 0], runs[r, 1], runs[r, 2]
             if four:
                 first, last = groups * p // parts, groups * (p + 1) // parts
-                _add4(index[p], value[p], count, first, last, q, scales, low, high, halves[p], sums[p])
+                _add4(index[r], value[r], count, first, last, q, scales, low, high, halves[p], sums[p])
             else:
-                _add8(index[p], value[p], count * p // parts, count * (p + 1) // parts, q, low, high, sums[p])
-            s = end
+                _add8(index[r], value[r], count * p // parts, count * (p + 1) // parts, q, low, high, sums[p])
     total = sums[0]
     for p in range(1, parts):
         for n in range(total.shape[0]):
@@ -213,7 +206,7 @@ def bind_sparse(
 ) -> Launch:
     """Bind the thresholded product; shapes are checked by `kernels.quant_gemv.bind_sparse`."""
     four = weight.bits == 4
-    index, value, sums = partials(weight.inputs, weight.outputs)
+    parts = parts_of(weight.inputs)
     return functools.partial(
         _sparse,
         array("x", x),
@@ -227,8 +220,7 @@ def bind_sparse(
         array("y", y),
         accumulate,
         array("kept", selection.kept, torch.int32),
-        index,
-        value,
-        sums,
-        np.empty((sums.shape[0], 2, weight.outputs // 2 if four else 0), dtype=np.float32),
+        *lists(weight.inputs, len(selection.segments) - 1),
+        scratch("sums", (parts, weight.outputs)),
+        scratch("halves", (parts, 2, weight.outputs // 2 if four else 0)),
     )

@@ -16,7 +16,7 @@ import torch
 
 from kernels import Launch
 from kernels.cpu.attention import _scores1, _scores3, _softmax, _weigh1, _weigh3
-from kernels.cpu.common import FASTMATH, array, exp32
+from kernels.cpu.common import FASTMATH, array, exp32, scratch
 from kernels.ragged import SPLIT, Pages
 
 
@@ -126,7 +126,7 @@ def bind(
         everything if pages is None else array("counts", pages.counts, torch.int32),
         SPLIT if pages is None else pages.size,
         np.empty(kv_heads + 1, dtype=np.int64),
-        np.empty((splits, group, dim), dtype=np.float32),
-        np.empty((splits, group, 2), dtype=np.float32),
+        scratch("partial", (splits, group, dim)),
+        scratch("state", (splits, group, 2)),
         array("out", out).reshape(heads, dim),
     )
