@@ -7,12 +7,15 @@ from collections.abc import Callable
 
 import pytest
 
+from artifact.judge import composition
 from artifact.measure.quality_plan import grid
 from artifact.profiles import Profile
 from artifact.stats import Verdict
 from artifact.verify import summarise
 from claims import composition_gain as claim
+from paper_tables.contexts import table4
 from tests.faults.composition_gain import (
+    BLOCKS,
     PROFILE,
     Row,
     composition_does_not_retrieve,
@@ -21,7 +24,10 @@ from tests.faults.composition_gain import (
     one_slow_block,
     ratio_ignored,
     second_stage,
+    timing,
 )
+
+PRINTED = ("composition.a100.low", "composition.a6000.high")
 
 
 @pytest.fixture(scope="module")
@@ -114,3 +120,39 @@ def test_on_a_small_model_the_tight_budgets_are_observed_and_the_wide_one_is_ass
     found = {finding.predicate.name: finding.verdict for finding in claim.judge(rows, embedded)}
     assert found["gain of the composition"] is found["gain in every block"] is Verdict.OBSERVED
     assert found["composition is fastest"] is found["gain where the selection is affordable"] is Verdict.REPRODUCED
+
+
+def synthetic() -> list[Row]:
+    """Rows of a run on made-up weights: the paper's admissions, a screen and blocks at the byte bounds."""
+    rows: list[Row] = [{**row, "cell": "admitted", "block": 0, "origin": "live"} for row in claim.published_rows()]
+    rows += timing("screen", 0, [arm.label for arm in grid()], 2)
+    names = composition.to_retime(claim.picked(rows))
+    rows += [row for block in range(BLOCKS) for row in timing("block", block, names, 10 + block)]
+    return [{"text": "synthetic", **row} for row in rows]
+
+
+def test_without_trained_weights_budgets_admit_what_the_papers_perplexities_do() -> None:
+    """Section 5.3: each composition pairs the smallest KV keep ratio with the most projection sparsity admitted."""
+    picks = claim.picked(synthetic())
+    assert [pick.composed for pick in picks] == [None, "p70+kv20", "p60+kv20", "p50+kv20"]
+    assert {pick.single for pick in picks} <= {arm.label for arm in grid() if arm.kind == "single"}
+    assert picks[0].fastest == picks[0].single == "kv20"
+
+
+def test_without_trained_weights_timing_is_judged_and_retrieval_says_it_did_not_run() -> None:
+    gpu = Profile("gpu", "llama-3.1-8b", "cuda", "float16", None, 2)
+    found = {finding.predicate.name: finding for finding in claim.judge(synthetic(), gpu)}
+    assert found["selected configurations retrieve"].verdict is Verdict.NOT_RUN
+    assert found["composition is fastest"].verdict is Verdict.REPRODUCED
+    slow = synthetic()
+    composition_pays(slow)
+    found = {finding.predicate.name: finding for finding in claim.judge(slow, gpu)}
+    assert found["composition is fastest"].verdict is not Verdict.REPRODUCED
+
+
+def test_table_4_marks_the_papers_admissions_as_the_papers() -> None:
+    paper = {"crossover": {"figures": {key: {"printed": "14"} for key in PRINTED}}}
+    rows = table4.context(synthetic(), {}, paper)["rows"]
+    assert [row["cells"][1] for row in rows[:1]] and len(rows) == len(claim.PAPER_BUDGETS)
+    change = rows[1]["cells"][5]
+    assert (change.text, change.origin) == ("within 0.2 PPL", "paper")

@@ -90,23 +90,33 @@ def test_t_interval_is_scipys(values: list[float], level: float) -> None:
     assert ours.low <= ours.point <= ours.high and ours.n == len(values)
 
 
-@pytest.mark.parametrize(("n", "low", "high"), [(3, 0, 2), (6, 0, 5), (8, 0, 7), (9, 1, 7), (10, 1, 8), (25, 7, 17)])
-def test_the_distribution_free_interval_takes_the_textbook_ranks(n: int, low: int, high: int) -> None:
-    """Ranks of the exact 95% interval of a median (0-based), from the binomial distribution's own quantile."""
-    values = np.zeros(n)
-    values[: low + 1], values[high:] = -1e9, 1e9  # so far out that the hull is decided by ranks alone
-    rank = max(0, int(reference.binom.ppf(0.025, n, 0.5)) - 1)
-    assert (rank, n - 1 - rank) == (low, high)
-    found, t = block_interval(values.tolist()), t_interval(values.tolist())
-    assert (found.low, found.high) == (min(-1e9, t.low), max(1e9, t.high))
-    values[low], values[high] = 0.0, 0.0
-    assert block_interval(sorted(values.tolist())).low == t_interval(values.tolist()).low or rank == 0
+@pytest.mark.parametrize(("n", "critical"), [(6, 0), (7, 2), (8, 3), (9, 5), (10, 8), (12, 13), (15, 25), (20, 52)])
+def test_the_block_interval_drops_as_many_averages_as_the_signed_rank_table_says(n: int, critical: int) -> None:
+    """Critical values of Wilcoxon's statistic, two-sided 5%, as printed in textbooks."""
+    values = np.random.default_rng(n).normal(size=n)
+    averages = sorted((values[i] + values[j]) / 2 for i in range(n) for j in range(i, n))
+    found = block_interval(values.tolist())
+    assert (found.low, found.high) == (averages[critical], averages[-1 - critical])
+    assert found.point == pytest.approx(float(np.median(averages)))
+    # What the interval leaves out is what scipy's exact test rejects.
+    for shift in (found.low - 1e-6, found.high + 1e-6):
+        assert reference.wilcoxon(values - shift, method="exact").pvalue <= 0.05
+    for shift in (found.low + 1e-6, found.high - 1e-6):
+        assert reference.wilcoxon(values - shift, method="exact").pvalue > 0.05
 
 
-@given(st.lists(FINITE, min_size=2, max_size=12))
-def test_the_block_interval_holds_the_t_interval(values: list[float]) -> None:
+@given(st.lists(FINITE, min_size=2, max_size=5))
+def test_few_blocks_get_the_hull_of_the_t_interval_and_of_themselves(values: list[float]) -> None:
     hull, t = block_interval(values), t_interval(values)
-    assert hull.low <= t.low <= t.high <= hull.high and hull.point == t.point
+    assert (hull.low, hull.high) == (min(t.low, *values), max(t.high, *values)) and hull.point == t.point
+
+
+@given(st.lists(FINITE, min_size=6, max_size=12), st.floats(-1e6, 1e6), st.floats(0.1, 10))
+def test_the_block_interval_moves_and_scales_with_its_blocks(values: list[float], shift: float, scale: float) -> None:
+    found, moved = block_interval(values), block_interval([shift + scale * value for value in values])
+    assert min(values) <= found.low <= found.point <= found.high <= max(values)
+    for before, after in ((found.low, moved.low), (found.point, moved.point), (found.high, moved.high)):
+        assert after == pytest.approx(shift + scale * before, rel=1e-6, abs=1e-3)
 
 
 @pytest.mark.parametrize("values", [[], [1.0], [1.0, math.nan, 2.0], [1.0, math.inf]])

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from artifact import gpu_state
 from artifact.account import Setting, n_star
-from artifact.claim import Finding, NotRun
+from artifact.claim import NotRun
 from artifact.engine import memory_plan
 from artifact.engine.checkpoints import open_checkpoint
 from artifact.engine.prepare import GRID_TOKENS, grid
@@ -24,7 +24,6 @@ from artifact.measure.cells import EXTRA_STEPS, Row, is_name, member, request
 from artifact.profiles import Profile
 from artifact.records import Cell, Run
 from artifact.shapes import Shape, known_shape
-from artifact.stats import Verdict
 
 TASK = "artifact.measure.cells:decode"
 SPREAD = (0.7, 1.3)  # of the expected crossing; two contexts fix a line
@@ -80,12 +79,8 @@ def model_shape(profile: Profile) -> Shape:
     return known_shape(profile.model) if is_name(profile.model) else open_checkpoint(profile.model).shape
 
 
-def measure_blocks(
-    run: Run, plan: Plan, blocks: int, most: int, judge: Callable[[list[Row], Profile], list[Finding]]
-) -> None:
-    """Measure a pilot and `blocks` blocks, then more, up to `most`, while a predicate is inconclusive and time is
-    left.
-    """
+def measure_blocks(run: Run, plan: Plan, blocks: int) -> None:
+    """Measure a pilot, then `blocks` blocks around the crossings that it predicts."""
     shape = model_shape(run.profile)
     fit = fitting_context(run.profile, plan.steps, lambda n: _largest_groups(plan, n))
     longest = fit.tokens
@@ -95,16 +90,6 @@ def measure_blocks(
     pilot = with_levels(run.measure([pilot_cell(run.profile, plan, fit)]))
     contexts = crossing_contexts(pilot, plan, shape, longest)
     run.measure([block_cell(run.profile, plan, fit, block, contexts) for block in range(blocks)])
-    for block in range(blocks, most):
-        left = run.time_left_s()
-        if not undecided(judge(run.rows(plan.claim), run.profile)) or left < (run.deadline_s - left) / block:
-            return
-        run.measure([block_cell(run.profile, plan, fit, block, contexts)])
-
-
-def undecided(findings: list[Finding]) -> bool:
-    """Whether more blocks could still change a verdict."""
-    return any(finding.verdict is Verdict.INCONCLUSIVE for finding in findings)
 
 
 def _largest_groups(plan: Plan, longest: int) -> list[list[Row]]:
