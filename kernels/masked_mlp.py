@@ -5,8 +5,7 @@
 g comes from a dense product with the gate's rows. Row i of `w` is the up projection of intermediate channel i, a
 contiguous row that is not touched where the channel is dropped; the down projection then skips the zeros of `act`.
 
-`Route` chooses per token: where its table says 0, every row is read and the low-rank update is left out, so that the
-step is the base model's. `LowRank` adds the update of an adapter (W + B A) inside the same launch: the products
+`LowRank` adds the update of an adapter (W + B A) inside the same launch: the products
 A_gate z and A_up z arrive behind g, B is applied to the kept rows, and A_down act leaves behind `act`, where the down
 projection finds it.
 
@@ -25,17 +24,6 @@ from kernels.selection import mask
 
 
 @dataclass(frozen=True)
-class Route:
-    """Which path a token takes: table (V,) uint8, 1 for the sparse path; tokens (capacity,) int64, position (1,)
-    int32.
-    """
-
-    table: torch.Tensor
-    tokens: torch.Tensor
-    position: torch.Tensor
-
-
-@dataclass(frozen=True)
 class LowRank:
     """Factors of rank r, scale included: gate_b and up_b (I, r), a row per output; down_a (I, r), a row per input."""
 
@@ -51,7 +39,7 @@ class LowRank:
 def reference(
     gate: torch.Tensor, z: torch.Tensor, w: torch.Tensor, limit: float, low: LowRank | None = None
 ) -> torch.Tensor:
-    """Return act (I + r,) of the sparse path in the dtype of the inputs; gate (I + 2r,), z (K,) normed, w (I, K)."""
+    """Return act (I + r,) in the dtype of the inputs; gate (I + 2r,), z (K,) normed, w (I, K)."""
     width, rank = w.shape[0], 0 if low is None else low.rank
     g, u = gate[:width], w @ z
     if low is not None:
@@ -70,13 +58,12 @@ def bind(
     limit: torch.Tensor,
     kept: torch.Tensor,
     norm: Norm | None = None,
-    route: Route | None = None,
     low: LowRank | None = None,
 ) -> Launch:
     """Bind the masked up projection of one token.
 
     gate (I + 2r,) float32, x (K,) float32, w (I, K), act (I + r,) float32 output, limit (1,) float32, norm applied to x
-    while reading. kept (2,) int32 receives the rows read and whether the sparse path ran.
+    while reading. kept (1,) int32 receives the rows read.
     """
     if x.dim() != 1:
         raise ShapeError(f"x has shape {tuple(x.shape)}; masked_mlp takes one token, shape (K,)")
@@ -87,13 +74,9 @@ def bind(
     require_shape("gate", gate, (width + 2 * rank,))
     require_shape("act", act, (width + rank,))
     require_shape("limit", limit, (1,))
-    require_shape("kept", kept, (2,))
+    require_shape("kept", kept, (1,))
     require_norm(norm, depth)
     if low is not None:
         for name in ("gate_b", "up_b", "down_a"):
             require_shape(name, getattr(low, name), (width, rank))
-    if route is not None:
-        require_shape("position", route.position, (1,))
-        if route.table.dtype != torch.uint8 or route.table.dim() != 1:
-            raise ShapeError(f"the routing table is {route.table.dtype} of {tuple(route.table.shape)}, not uint8 (V,)")
-    return backend("masked_mlp", w).bind(gate, x, w, act, limit, kept, norm, route, low)
+    return backend("masked_mlp", w).bind(gate, x, w, act, limit, kept, norm, low)

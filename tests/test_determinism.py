@@ -37,9 +37,9 @@ gate_up.bind_sparse(x, w.T.contiguous(), act, selection([0.4, 0.9], (0, 149, 298
 outputs["gate_up sparse"] = act
 
 low = LowRank(draw(149, 5, seed=10), draw(149, 5, seed=11), draw(149, 5, seed=12))
-act, kept = filled(154), torch.zeros(2, dtype=torch.int32)
+act, kept = filled(154), torch.zeros(1, dtype=torch.int32)
 gain, limit = Norm(draw(333, seed=6), 1e-5), torch.tensor([0.2])
-masked_mlp.bind(draw(159, seed=13), x, w[149:], act, limit, kept, gain, None, low)()
+masked_mlp.bind(draw(159, seed=13), x, w[149:], act, limit, kept, gain, low)()
 outputs["masked_mlp"] = act
 
 keys, values, out = draw(3, 1700, 64, seed=4), draw(3, 1700, 64, seed=5), filled(576)

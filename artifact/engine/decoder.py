@@ -22,10 +22,10 @@ import torch
 from artifact.engine.attention_paths import OWN, LibraryAttention, backend_name
 from artifact.engine.cache import KVCache, PackedCache
 from artifact.engine.models import Layer, Weights
-from artifact.engine.step import Buffers, Current, Op
+from artifact.engine.step import Buffers, Op
 from artifact.errors import UserError
 from artifact.kv.branch import KVBranch, LayerInputs
-from artifact.projection.branch import Projection
+from artifact.projection.branch import Projection, Steps
 from artifact.projection.dense import Dense
 from kernels import attention, gemv, rope_append, token
 from kernels.norm import Norm
@@ -85,12 +85,13 @@ class Decoder:
         self._entries_total = torch.zeros(shape.layers, shape.kv_heads, dtype=torch.int64, device=device)
         self._start = cache.tokens
         self.buffers = Buffers.allocate(shape, device)
-        self.projections = (projection or Dense()).bind(weights, self.buffers, Current(tokens, cache.position))
+        self.projections = (projection or Dense()).bind(weights, self.buffers)
         self._library = None if path == OWN else LibraryAttention(path)
         self.logits = self.buffers.logits
-        self.ops = self._build()
-        self._launches = [op.launch for op in self.ops]
-        self._replay: Callable[[], object] | None = None
+        self.ops = self._build(self.projections)
+        self._routed = self.projections.routed
+        self._base_ops = self.ops if self._routed is None else self._build(self._routed.base)
+        self._run = {True: _in_order(self.ops), False: _in_order(self._base_ops)}
 
     @property
     def attended(self) -> torch.Tensor:
@@ -104,11 +105,15 @@ class Decoder:
 
     def step(self) -> None:
         """Decode one token: read tokens[position], append to the cache, leave logits (V,) and advance."""
-        if self._replay is not None:
-            self._replay()
-            return
-        for launch in self._launches:
-            launch()
+        self._run[self.takes_branch()]()
+
+    def takes_branch(self) -> bool:
+        """Whether the current token takes the projection branch: one look-up where a table routes, else always."""
+        return self._routed is None or bool(self._routed.table[self.tokens[self.cache.position.long()]])
+
+    def next_ops(self) -> list[Op]:
+        """The launches of the step that comes next."""
+        return self.ops if self.takes_branch() else self._base_ops
 
     def working_set_bytes(self) -> float:
         """Return the bytes of caches and weights that steps of this mode choose from, shared weights counted as its
@@ -132,12 +137,25 @@ class Decoder:
             )
 
     def capture(self) -> None:
-        """Capture the launches in a CUDA graph; the launches have run once before, so that everything is compiled."""
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            for launch in self._launches:
-                launch()
-        self._replay = graph.replay
+        """Capture the launches in a CUDA graph, those of base tokens in one of their own.
+
+        The decoder has made a step before, so that everything is compiled.
+        """
+        paths = {True: self.ops} if self._routed is None else {True: self.ops, False: self._base_ops}
+        for taken, ops in paths.items():
+            if self._routed is not None:  # that step took one path alone
+                self._run_and_undo(ops)
+            self._run[taken] = _captured(ops)
+
+    def _run_and_undo(self, ops: list[Op]) -> None:
+        """Run launches once, then put back every counter; what they wrote to the caches the next step overwrites."""
+        state = [self.cache.position, self.cache.lengths, self._entries_total, self.tokens]
+        state += [] if self.packed is None else [self.packed.lengths]
+        state += [] if self.projections.counters is None else [self.projections.counters[1]]
+        saved = [one.clone() for one in state]
+        _in_order(ops)()
+        for one, before in zip(state, saved, strict=True):
+            one.copy_(before)
 
     def reset_counts(self) -> None:
         """Start counting anew from the current position."""
@@ -173,21 +191,21 @@ class Decoder:
         dense = 2 * self.weights.shape.head_dim * self.cache.keys.element_size()
         return dense if self.packed is None else self.packed.entry_bytes
 
-    def _build(self) -> list[Op]:
+    def _build(self, projections: Steps) -> list[Op]:
         weights, b, cache = self.weights, self.buffers, self.cache
         ops = [Op("embed", token.bind_embed(self.tokens, cache.position, weights.embedding, b.residual))]
         for index, layer in enumerate(weights.layers):
-            ops += self.projections.qkv(index, layer)
+            ops += projections.qkv(index, layer)
             ops += self._attention(index, layer)
-            ops += self.projections.o(index, layer)
-            ops += self.projections.mlp(index, layer)
+            ops += projections.o(index, layer)
+            ops += projections.mlp(index, layer)
         final = Norm(weights.final_norm, weights.eps)
         ops.append(Op("head", gemv.bind(b.residual, weights.head, b.logits, norm=final)))
         if self.greedy:
             ops.append(Op("argmax", token.bind_argmax(b.logits, self.tokens, cache.position)))
         lengths = [cache.lengths] if self.packed is None else [cache.lengths, self.packed.lengths]
         entries = (self.attended, self._entries_total)
-        ops.append(Op("advance", token.bind_advance(cache.position, lengths, entries, self.projections.counters)))
+        ops.append(Op("advance", token.bind_advance(cache.position, lengths, entries, projections.counters)))
         return ops
 
     def _attention(self, index: int, layer: Layer) -> list[Op]:
@@ -208,3 +226,20 @@ class Decoder:
             return packed.attention(index, inputs)
         step = attention.bind_step(b.qkv, *place, full, None, live, b.mixed, scale, q_norm, k_norm, eps)
         return [Op("attention", step)]
+
+
+def _in_order(ops: list[Op]) -> Callable[[], object]:
+    launches = [op.launch for op in ops]
+
+    def run() -> None:
+        for launch in launches:
+            launch()
+
+    return run
+
+
+def _captured(ops: list[Op]) -> Callable[[], object]:
+    graph, run = torch.cuda.CUDAGraph(), _in_order(ops)
+    with torch.cuda.graph(graph):
+        run()
+    return graph.replay

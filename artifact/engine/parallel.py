@@ -22,9 +22,9 @@ import torch.distributed as dist
 from artifact.engine.cache import KVCache
 from artifact.engine.decoder import Counted, Decoder
 from artifact.engine.models import Layer, Matrix, Weights
-from artifact.engine.step import Buffers, Current, Op
+from artifact.engine.step import Buffers, Op
 from artifact.errors import UserError
-from artifact.projection.branch import Counters, Projection, Rows, Steps
+from artifact.projection.branch import Counters, Projection, Routed, Rows, Steps
 from artifact.projection.dense import Dense
 from artifact.shapes import Shape
 from kernels.memory import placed
@@ -117,8 +117,8 @@ class _Summed:
     inner: Projection
     rank: Rank
 
-    def bind(self, weights: Weights, buffers: Buffers, current: Current) -> Steps:
-        return _SummedSteps(self.inner.bind(weights, buffers, current), buffers, self.rank)
+    def bind(self, weights: Weights, buffers: Buffers) -> Steps:
+        return _SummedSteps(self.inner.bind(weights, buffers), buffers, self.rank)
 
     def rows(self, weights: Weights) -> Rows:
         raise UserError("a model split over ranks is decoded step by step; score it on one rank")
@@ -137,6 +137,11 @@ class _SummedSteps:
     @property
     def counters(self) -> Counters | None:
         return self.inner.counters
+
+    @property
+    def routed(self) -> Routed | None:
+        found = self.inner.routed
+        return None if found is None else Routed(found.table, _SummedSteps(found.base, self.buffers, self.rank))
 
     def qkv(self, index: int, layer: Layer) -> list[Op]:
         return self.inner.qkv(index, layer)

@@ -37,7 +37,7 @@ class Gate:
     def __init__(self, decoder: Decoder, tolerance: float) -> None:
         self.decoder, self.tolerance = decoder, tolerance
         self.worst = 0.0
-        self._ops: list[Op] = list(decoder.ops)
+        self._ops: list[Op] = decoder.next_ops().copy()
 
     def run(self, expected_name: str) -> None:
         """Launch the next operation, which must be of this kind."""
@@ -87,12 +87,12 @@ def gate_step(decoder: Decoder, tolerance: float = TOLERANCE) -> float:
     Raises RuntimeError naming the operation and layer that is wrong.
     """
     gate, b, weights = Gate(decoder, tolerance), decoder.buffers, decoder.weights
-    position = decoder.cache.tokens
+    position, masked = decoder.cache.tokens, decoder.takes_branch()
     gate.run("embed")
     gate.check("embedding", b.residual, weights.embedding[decoder.tokens[position]].float())
     for index, layer in enumerate(weights.layers):
         _attention_half(gate, layer, index, position)
-        if isinstance(decoder.projections, MaskedSteps):
+        if masked and isinstance(decoder.projections, MaskedSteps):
             _masked_half(gate, layer, index, decoder.projections)
         else:
             _mlp_half(gate, layer, index)
@@ -158,8 +158,6 @@ def _masked_half(gate: Gate, layer: Layer, index: int, steps: MaskedSteps) -> No
     """The MLP under a gate mask, which is compared on the very gate that the step computed, with or without adapter."""
     decoder, shape = gate.decoder, gate.decoder.weights.shape
     mask, own, fused = _masked_parts(decoder.projection, index, decoder.weights)
-    masked = bool(mask.takes_masked_path(decoder.tokens[decoder.cache.position.long()])[0])
-    own = own if masked else None
     width, where = shape.intermediate, f"of layer {index}"
     normed = _norm(decoder.buffers.residual, layer.mlp_norm, decoder.weights.eps)
     both = layer.gate_up.w.float() @ normed
@@ -171,7 +169,7 @@ def _masked_half(gate: Gate, layer: Layer, index: int, steps: MaskedSteps) -> No
     gate.check(f"gate {where}", seen, both[:width] + _low_rank(own, "gate", normed))
 
     silu = seen * torch.sigmoid(seen)
-    limit = float(mask.limits[index]) if masked else -1.0
+    limit = float(mask.limits[index])
     product = silu * (both[width:] + _low_rank(own, "up", normed))
     close = (silu.abs() - limit).abs() <= AMBIGUOUS * abs(limit)
     gate.run("up")

@@ -45,11 +45,3 @@ class Buffers:
             act=vector(shape.intermediate),
             logits=vector(shape.vocab),
         )
-
-
-@dataclass(frozen=True)
-class Current:
-    """Where a step finds its token: tokens (capacity,) int64 at position (1,) int32, both on the device."""
-
-    tokens: torch.Tensor
-    position: torch.Tensor

@@ -104,7 +104,7 @@ def profile_ops(decoder: Decoder, steps: int) -> dict[str, float]:
     clock = synchronised_clock(decoder.weights.device)
     spent: dict[str, float] = {}
     for _ in range(steps):
-        for op in decoder.ops:
+        for op in decoder.next_ops():
             begin = clock()
             op.launch()
             spent[op.name] = spent.get(op.name, 0.0) + (clock() - begin) / 1e6
@@ -117,12 +117,13 @@ def _profile_on_gpu(decoder: Decoder, steps: int) -> dict[str, float]:
     for _ in range(steps):
         torch.cuda.synchronize()
         torch.cuda._sleep(QUEUEING_CYCLES)
-        events = [torch.cuda.Event(enable_timing=True) for _ in range(len(decoder.ops) + 1)]
+        ops = decoder.next_ops()
+        events = [torch.cuda.Event(enable_timing=True) for _ in range(len(ops) + 1)]
         events[0].record()
-        for op, event in zip(decoder.ops, events[1:], strict=True):
+        for op, event in zip(ops, events[1:], strict=True):
             op.launch()
             event.record()
         events[-1].synchronize()
-        for op, (begin, end) in zip(decoder.ops, itertools.pairwise(events), strict=True):
+        for op, (begin, end) in zip(ops, itertools.pairwise(events), strict=True):
             spent[op.name] = spent.get(op.name, 0.0) + begin.elapsed_time(end)
     return {name: total / steps for name, total in spent.items()}

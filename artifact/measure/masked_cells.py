@@ -115,7 +115,7 @@ class _Started:
     def rows(self, weights: Weights) -> MaskedRows:
         return self._rows
 
-    def bind(self, weights: Weights, buffers: Any, current: Any) -> Any:
+    def bind(self, weights: Weights, buffers: Any) -> Any:
         raise TypeError("a started pass is not a decoder's branch")
 
 
@@ -133,7 +133,7 @@ def check_steps(bench: MaskedBench, branch: Any, window: torch.Tensor) -> float:
         decoder.step()
         stepped.append(functional.cross_entropy(decoder.logits.double(), given[context + step + 1]))
     found = float((torch.stack(stepped) - passed).abs().mean())
-    if not found <= quality.THRESHOLDED_TOLERANCE_NATS:
+    if not found <= quality.tolerance_nats(bench.weights.dtype, thresholded=True):
         raise RuntimeError(f"scoring in one pass differs from decode steps by {found:.2e} nats")
     return found
 

@@ -177,14 +177,19 @@ def check_stepwise(
     differences = [abs(a - b) for a, b in zip(passed, stepped, strict=True)]
     thresholded = configuration.r_p < 1
     found = sum(differences) / steps if thresholded else max(differences)
-    tolerance = THRESHOLDED_TOLERANCE_NATS if thresholded else STEPWISE_TOLERANCE_NATS
-    tolerance *= 1.0 if weights.dtype == torch.float32 else HALF_FACTOR
+    tolerance = tolerance_nats(weights.dtype, thresholded)
     if not found <= tolerance:
         raise RuntimeError(
             f"{configuration.label}: scoring in one pass differs from decode steps by {found:.2e} nats "
             f"(at most {tolerance} is rounding)"
         )
     return found
+
+
+def tolerance_nats(dtype: torch.dtype, thresholded: bool) -> float:
+    """What rounding may move: the largest difference of any token, or the mean where channels are thresholded."""
+    tolerance = THRESHOLDED_TOLERANCE_NATS if thresholded else STEPWISE_TOLERANCE_NATS
+    return tolerance * (1.0 if dtype == torch.float32 else HALF_FACTOR)
 
 
 def _split(cache: KVCache, window: torch.Tensor) -> tuple[int, int]:

@@ -6,18 +6,31 @@ function of many given tokens in torch, which quality is scored with. Dense deco
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
 from artifact.engine.models import Layer, Weights
-from artifact.engine.step import Buffers, Current, Op
+from artifact.engine.step import Buffers, Op
 
 Counters = tuple[torch.Tensor, torch.Tensor]
 
 
+@dataclass(frozen=True)
+class Routed:
+    """A choice per token: table (V,) bool on the device, true where the token takes the branch; others take `base`."""
+
+    table: torch.Tensor
+    base: Steps
+
+
 class Steps(Protocol):
     """The projections of one decoder."""
+
+    @property
+    def routed(self) -> Routed | None:
+        """What tokens that do not take the branch run instead; None where all take it."""
 
     @property
     def counters(self) -> Counters | None:
@@ -56,7 +69,7 @@ class Rows(Protocol):
 class Projection(Protocol):
     """A projection branch."""
 
-    def bind(self, weights: Weights, buffers: Buffers, current: Current) -> Steps:
+    def bind(self, weights: Weights, buffers: Buffers) -> Steps:
         """Make the launches of one decoder. Raises UserError when the branch does not fit the model."""
 
     def rows(self, weights: Weights) -> Rows:

@@ -8,8 +8,8 @@ import torch
 from torch.nn import functional
 
 from artifact.engine.models import Layer, Matrix, Weights
-from artifact.engine.step import Buffers, Current, Op
-from artifact.projection.branch import Counters
+from artifact.engine.step import Buffers, Op
+from artifact.projection.branch import Counters, Routed
 from kernels import gate_up, gemv
 from kernels.norm import Norm
 
@@ -18,6 +18,7 @@ class DenseSteps:
     """Dense launches; a branch that thins out only some of the projections takes the others from here."""
 
     counters: Counters | None = None
+    routed: Routed | None = None
 
     def __init__(self, weights: Weights, buffers: Buffers) -> None:
         self.weights, self.buffers = weights, buffers
@@ -67,7 +68,7 @@ class DenseRows:
 class Dense:
     """The branch that reads every weight."""
 
-    def bind(self, weights: Weights, buffers: Buffers, current: Current) -> DenseSteps:
+    def bind(self, weights: Weights, buffers: Buffers) -> DenseSteps:
         return DenseSteps(weights, buffers)
 
     def rows(self, weights: Weights) -> DenseRows:
@@ -75,6 +76,5 @@ class Dense:
 
 
 def linear(x: torch.Tensor, matrix: Matrix) -> torch.Tensor:
-    """Return (m, N) float32 of rows x (m, K), multiplied in the dtype of the weights."""
-    bias = None if matrix.bias is None else matrix.bias.to(matrix.w.dtype)
-    return functional.linear(x.to(matrix.w.dtype), matrix.w, bias).float()
+    """Return (m, N) float32 of rows x (m, K): float32 products of stored weights, as a step's kernels form them."""
+    return functional.linear(x, matrix.w.float(), matrix.bias)

@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 
 from artifact.engine.models import Layer, Weights
-from artifact.engine.step import Buffers, Current, Op
+from artifact.engine.step import Buffers, Op
 from artifact.errors import UserError, one_line
 from artifact.projection.dense import linear
 from artifact.projection.masked import GateMask, MaskedRows, MaskedSteps
@@ -85,15 +85,15 @@ class AdaptedMask:
     def limits(self) -> torch.Tensor:
         return self.mask.limits
 
-    def bind(self, weights: Weights, buffers: Buffers, current: Current) -> AdaptedSteps:
+    def bind(self, weights: Weights, buffers: Buffers) -> AdaptedSteps:
         self.mask.require_fit(weights.shape)
         self.adapter.require_fit(weights.shape)
         adapter = self.adapter.to(weights)
         if self.fused:
-            return AdaptedSteps(weights, buffers, current, self.mask, adapter)
+            return AdaptedSteps(weights, buffers, self.mask, adapter)
         if self.mask.routed is not None:
             raise UserError("separate low-rank products cannot be left out per token; route with the fused form")
-        return UnfusedSteps(weights, buffers, current, self.mask, adapter)
+        return UnfusedSteps(weights, buffers, self.mask, adapter)
 
     def rows(self, weights: Weights) -> AdaptedRows:
         self.mask.require_fit(weights.shape)
@@ -104,11 +104,9 @@ class AdaptedMask:
 class AdaptedSteps(MaskedSteps):
     """As many launches as without an adapter, on copies of gate and down that hold its rows."""
 
-    def __init__(
-        self, weights: Weights, buffers: Buffers, current: Current, branch: GateMask, adapter: Adapter
-    ) -> None:
+    def __init__(self, weights: Weights, buffers: Buffers, branch: GateMask, adapter: Adapter) -> None:
         self.rank, self.adapter = adapter.rank, adapter
-        super().__init__(weights, buffers, current, branch)
+        super().__init__(weights, buffers, branch)
 
     def gate_rows(self, index: int, layer: Layer) -> torch.Tensor:
         own = self.adapter.layers[index]
@@ -135,10 +133,8 @@ class AdaptedSteps(MaskedSteps):
 class UnfusedSteps(AdaptedSteps):
     """The adapter as products of its own, added before the mask and after the down projection."""
 
-    def __init__(
-        self, weights: Weights, buffers: Buffers, current: Current, branch: GateMask, adapter: Adapter
-    ) -> None:
-        super().__init__(weights, buffers, current, branch, adapter)
+    def __init__(self, weights: Weights, buffers: Buffers, branch: GateMask, adapter: Adapter) -> None:
+        super().__init__(weights, buffers, branch, adapter)
         shape, device = weights.shape, weights.device
         self.gate = torch.zeros(shape.intermediate + 2, dtype=torch.float32, device=device)
         self.gate[-1] = 1.0  # the update of up enters the mask's launch as a factor of rank one
@@ -154,7 +150,7 @@ class UnfusedSteps(AdaptedSteps):
         low = LowRank(none, self.update.view(-1, 1), none)
         select = Selection(self._nothing, (0, self.weights.shape.hidden), kept[2:])
         limit, up, down = self.limits[index : index + 1], w[width:], layer.down
-        masked = masked_mlp.bind(self.gate, b.residual, up, self.act, limit, kept[:2], norm, None, low)
+        masked = masked_mlp.bind(self.gate, b.residual, up, self.act, limit, kept[:1], norm, low)
         return [
             Op("gate", gemv.bind(b.residual, w[:width], gate, norm=norm)),
             Op("low_rank", gemv.bind(b.residual, own.gate[0], self.small[0], norm=norm)),
@@ -190,7 +186,7 @@ class AdaptedRows(MaskedRows):
 def update(x: torch.Tensor, factors: tuple[torch.Tensor, torch.Tensor], masked: torch.Tensor) -> torch.Tensor:
     """Return (m, N) float32: B A x for the rows of x (m, K) that are masked (m,), zero for the others."""
     a, b = factors
-    return torch.where(masked[:, None], (x.to(a.dtype) @ a.T @ b.T).float(), 0.0)
+    return torch.where(masked[:, None], x @ a.float().T @ b.float().T, 0.0)
 
 
 def random_adapter(shape: Shape, rank: int, seed: int = 0, size: float = 0.02) -> Adapter:

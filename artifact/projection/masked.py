@@ -2,7 +2,7 @@
 
 An intermediate channel takes part where |SiLU(gate)| is above the layer's limit. The gate is read densely, since it
 decides; rows of up and of down are read where the mask is set. Attention projections stay dense. With a routing table
-a token either takes that path or reads every row: one look-up in the launch that masks.
+a token either takes that path or the dense launches, at no cost but the look-up.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ import torch
 from torch.nn import functional
 
 from artifact.engine.models import Layer, Weights
-from artifact.engine.step import Buffers, Current, Op
+from artifact.engine.step import Buffers, Op
 from artifact.errors import UserError
-from artifact.projection.branch import Counters
+from artifact.projection.branch import Counters, Routed
 from artifact.projection.dense import DenseRows, DenseSteps, linear
 from artifact.shapes import Shape
 from kernels import gemv, masked_mlp, sparse_gemv
-from kernels.masked_mlp import LowRank, Route
+from kernels.masked_mlp import LowRank
 from kernels.norm import Norm
 from kernels.selection import Selection, mask
 
@@ -51,9 +51,9 @@ class GateMask:
                 f"a routing table of {tuple(self.routed.shape)} for a vocabulary of {shape.vocab}; make one for it"
             )
 
-    def bind(self, weights: Weights, buffers: Buffers, current: Current) -> MaskedSteps:
+    def bind(self, weights: Weights, buffers: Buffers) -> MaskedSteps:
         self.require_fit(weights.shape)
-        return MaskedSteps(weights, buffers, current, self)
+        return MaskedSteps(weights, buffers, self)
 
     def rows(self, weights: Weights) -> MaskedRows:
         self.require_fit(weights.shape)
@@ -75,18 +75,18 @@ class MaskedSteps(DenseSteps):
     counters: Counters
     rank = 0  # of the update that an adapter adds
 
-    def __init__(self, weights: Weights, buffers: Buffers, current: Current, branch: GateMask) -> None:
+    def __init__(self, weights: Weights, buffers: Buffers, branch: GateMask) -> None:
         super().__init__(weights, buffers)
         shape, device = weights.shape, weights.device
         self.gate = torch.zeros(shape.intermediate + 2 * self.rank, dtype=torch.float32, device=device)
         self.act = torch.zeros(shape.intermediate + self.rank, dtype=torch.float32, device=device)
         self.limits = branch.limits.to(device, torch.float32)
-        self.route = None
+        total = torch.zeros(shape.layers, 3, dtype=torch.int64, device=device)
+        self.counters = (_counts(shape, device, 0, 1, 0), total)
         if branch.routed is not None:
-            table = branch.routed.to(device, torch.uint8).contiguous()
-            self.route = Route(table, current.tokens, current.position)
-        kept = torch.zeros(shape.layers, 3, dtype=torch.int32, device=device)
-        self.counters = (kept, torch.zeros(shape.layers, 3, dtype=torch.int64, device=device))
+            base = DenseSteps(weights, buffers)
+            base.counters = (_counts(shape, device, shape.intermediate, 0, shape.intermediate), total)
+            self.routed = Routed(branch.routed.to(device), base)
         self._nothing = torch.zeros(1, dtype=torch.float32, device=device)
 
     def mlp(self, index: int, layer: Layer) -> list[Op]:
@@ -96,7 +96,7 @@ class MaskedSteps(DenseSteps):
         low = self.low_rank(index)
         # What the mask dropped is exactly zero; a threshold of zero skips that and nothing else.
         select = Selection(self._nothing, (0, self.weights.shape.hidden), kept[2:])
-        masked = masked_mlp.bind(self.gate, b.residual, up, self.act, limit, kept[:2], norm, self.route, low)
+        masked = masked_mlp.bind(self.gate, b.residual, up, self.act, limit, kept[:1], norm, low)
         return [
             Op("gate", gemv.bind(b.residual, self.gate_rows(index, layer), self.gate, norm=norm)),
             Op("up", masked),
@@ -128,6 +128,10 @@ class MaskedSteps(DenseSteps):
     def masked_share(self, steps: int) -> float:
         """Share of the last `steps` steps that took the masked path."""
         return float(self.counters[1][0, 1]) / steps
+
+
+def _counts(shape: Shape, device: torch.device, *per_layer: int) -> torch.Tensor:
+    return torch.tensor(per_layer, dtype=torch.int32, device=device).repeat(shape.layers, 1)
 
 
 class MaskedRows(DenseRows):

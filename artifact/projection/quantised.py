@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 import torch
 
 from artifact.engine.models import Layer, Matrix, Weights
-from artifact.engine.step import Buffers, Current, Op
+from artifact.engine.step import Buffers, Op
 from artifact.errors import UserError
-from artifact.projection.branch import Counters
+from artifact.projection.branch import Counters, Routed
 from artifact.projection.dense import DenseRows
 from artifact.projection.thresholds import PROJECTIONS, ThresholdedRows, Thresholds
 from kernels import Launch, quant_gemv, silu_product
@@ -88,7 +88,7 @@ class QuantisedProjection:
     precision: Precision
     thresholds: Thresholds | None = None
 
-    def bind(self, weights: Weights, buffers: Buffers, current: Current) -> QuantisedSteps:
+    def bind(self, weights: Weights, buffers: Buffers) -> QuantisedSteps:
         """Raises UserError for the weights of another model or precision."""
         if weights.identity != self.precision.weights.identity:
             raise UserError(f"codes of {self.precision.weights.identity} do not decode {weights.identity}")
@@ -104,6 +104,7 @@ class QuantisedSteps:
     """Launches on codes; counters as those of a thresholded branch, None where all is read."""
 
     counters: Counters | None
+    routed: Routed | None = None
 
     def __init__(self, branch: QuantisedProjection, buffers: Buffers) -> None:
         self.precision, self.buffers = branch.precision, buffers

@@ -13,9 +13,9 @@ import torch
 from torch.nn import functional
 
 from artifact.engine.models import Layer, Matrix, Weights
-from artifact.engine.step import Buffers, Current, Op
+from artifact.engine.step import Buffers, Op
 from artifact.errors import UserError
-from artifact.projection.branch import Counters
+from artifact.projection.branch import Counters, Routed
 from kernels import gate_up, sparse_gemv
 from kernels.norm import Norm
 from kernels.selection import Selection, mask
@@ -44,7 +44,7 @@ class Thresholds:
         if bool(torch.isnan(self.values).any()):
             raise UserError("thresholds hold NaN, below which no channel lies; calibrate them again")
 
-    def bind(self, weights: Weights, buffers: Buffers, current: Current) -> ThresholdedSteps:
+    def bind(self, weights: Weights, buffers: Buffers) -> ThresholdedSteps:
         """Raises UserError for thresholds of another number of layers."""
         if self.values.shape[0] != weights.shape.layers:
             raise UserError(
@@ -60,6 +60,7 @@ class ThresholdedSteps:
     """Launches that skip the channels of every projection below its threshold, on the input-major weights."""
 
     counters: Counters
+    routed: Routed | None = None
 
     def __init__(self, weights: Weights, buffers: Buffers, values: torch.Tensor) -> None:
         self.weights, self.buffers = weights, buffers
@@ -135,7 +136,7 @@ class ThresholdedRows:
         self, x: torch.Tensor, matrix: Matrix, widths: tuple[int, ...], index: int, first: int
     ) -> torch.Tensor:
         """Return (m, N): each column segment reads the channels above its own threshold."""
-        bias = None if matrix.bias is None else matrix.bias.to(matrix.w.dtype)
+        bias, w = matrix.bias, matrix.w.float()
         thresholds = self.values[index][first : first + len(widths)].tolist()
         parts, start = [], 0
         while start < len(widths):
@@ -147,7 +148,7 @@ class ThresholdedRows:
             read = mask(x, thresholds[start])
             self.read += int(read.sum()) * (high - low)
             self.dense += x.numel() * (high - low)
-            kept = torch.where(read, x, torch.zeros_like(x)).to(matrix.w.dtype)
-            parts.append(functional.linear(kept, matrix.w[low:high], None if bias is None else bias[low:high]).float())
+            kept = torch.where(read, x, torch.zeros_like(x))
+            parts.append(functional.linear(kept, w[low:high], None if bias is None else bias[low:high]))
             start = stop
         return torch.cat(parts, -1)

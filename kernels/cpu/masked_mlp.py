@@ -14,24 +14,19 @@ import torch
 
 from kernels import Launch
 from kernels.cpu.common import FASTMATH, array, exp32, norm_arrays, normed
-from kernels.masked_mlp import LowRank, Route
+from kernels.masked_mlp import LowRank
 from kernels.norm import Norm
 
 
 @numba.njit(parallel=True, fastmath=FASTMATH, cache=True)
 def _masked_up(  # type: ignore[no-untyped-def]
-    gate, raw, gain, eps, room, w, act, limit, kept, table, tokens, position, gate_b, up_b, down_a, silu, index, low
+    gate, raw, gain, eps, room, w, act, limit, kept, gate_b, up_b, down_a, silu, index, low
 ):
     width, depth, parts = w.shape[0], w.shape[1], low.shape[0]
-    sparse = True
-    if table.shape[0] > 0:
-        sparse = table[tokens[position[0]]] != 0
-    threshold = limit[0] if sparse else np.float32(-1)
-    rank = gate_b.shape[1]
-    used = rank if sparse else 0
+    threshold, rank = limit[0], gate_b.shape[1]
     for n in range(width):
         g = gate[n]
-        for j in range(used):
+        for j in range(rank):
             g += gate_b[n, j] * gate[width + j]
         silu[n] = g / (np.float32(1) + exp32(-g))
     count = 0
@@ -41,7 +36,6 @@ def _masked_up(  # type: ignore[no-untyped-def]
         if not (abs(silu[n]) <= threshold):
             count += 1
     kept[0] = count
-    kept[1] = np.int32(sparse)
     x = normed(raw, gain, eps, room)
     for p in numba.prange(parts):
         first, last = count * p // parts, count * (p + 1) // parts
@@ -67,10 +61,10 @@ def _masked_up(  # type: ignore[no-untyped-def]
         for q in range(first, last):
             n = index[q]
             up = act[n]
-            for j in range(used):
+            for j in range(rank):
                 up += up_b[n, j] * gate[width + rank + j]
             act[n] = silu[n] * up
-            for j in range(used):
+            for j in range(rank):
                 low[p, j] += down_a[n, j] * act[n]
     for j in range(rank):
         total = np.float32(0)
@@ -95,7 +89,6 @@ def bind(
     limit: torch.Tensor,
     kept: torch.Tensor,
     norm: Norm | None,
-    route: Route | None,
     low: LowRank | None,
 ) -> Launch:
     """Bind the masked up projection; shapes are checked by `kernels.masked_mlp.bind`."""
@@ -104,13 +97,6 @@ def bind(
     factors = (empty, empty, empty)
     if low is not None:
         factors = (array("gate_b", low.gate_b), array("up_b", low.up_b), array("down_a", low.down_a))
-    chosen = (np.zeros(0, dtype=np.uint8), np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.int32))
-    if route is not None:
-        chosen = (
-            array("table", route.table, torch.uint8),
-            array("tokens", route.tokens, torch.int64),
-            array("position", route.position, torch.int32),
-        )
     return functools.partial(
         _masked_up,
         array("gate", gate),
@@ -120,7 +106,6 @@ def bind(
         array("act", act),
         array("limit", limit),
         array("kept", kept, torch.int32),
-        *chosen,
         *factors,
         np.empty(width, dtype=np.float32),
         np.empty(width + 1, dtype=np.int64),

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 
 from kernels.cuda.common import arrives_last, counters, launcher, overlaps, power_of_two, wait_for_producer, workspace
-from kernels.masked_mlp import LowRank, Route
+from kernels.masked_mlp import LowRank
 from kernels.norm import Norm
 
 GATHERED = 256  # programs whose sums are added at a time
@@ -42,9 +42,9 @@ def config(depth: int) -> Config:
 
 @triton.jit
 def masked_up(
-    gate, x, weight, w, act, limit, kept, table, tokens, position, gate_b, up_b, down_a, counts, sums, arrivals, eps, N,
+    gate, x, weight, w, act, limit, kept, gate_b, up_b, down_a, counts, sums, arrivals, eps, N,
     K: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, TOGETHER: tl.constexpr, RANK: tl.constexpr,
-    SPAN: tl.constexpr, GATHERED: tl.constexpr, NORMED: tl.constexpr, ROUTED: tl.constexpr, OVERLAP: tl.constexpr,
+    SPAN: tl.constexpr, GATHERED: tl.constexpr, NORMED: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """act[n] = silu(g[n]) (w[n] . n(x)) where |silu(g[n])| is above the limit; RANK > 0 adds the low-rank update."""
     program, programs = tl.program_id(0), tl.num_programs(0)
@@ -55,13 +55,9 @@ def masked_up(
     wait_for_producer(OVERLAP)
 
     threshold = tl.load(limit)
-    sparse = 1
-    if ROUTED:
-        sparse = (tl.load(table + tl.load(tokens + tl.load(position))) != 0).to(tl.int32)
-        threshold = tl.where(sparse != 0, threshold, -1.0)
     g = tl.load(gate + row, mask=live, other=0.0)
     if RANK > 0:
-        used = (j < RANK) & (sparse != 0)
+        used = j < RANK
         a_gate = tl.load(gate + N + j, mask=used, other=0.0)
         a_up = tl.load(gate + N + RANK + j, mask=used, other=0.0)
         own = row.to(tl.int64)[:, None] * RANK + j[None, :]
@@ -92,6 +88,11 @@ def masked_up(
         hit = (place[None, :] == slot[:, None]) & keep[None, :]
         chosen = tl.sum(tl.where(hit, row[None, :], 0), axis=1)
         activated = tl.sum(tl.where(hit, silu[None, :], 0.0), axis=1)
+        if RANK > 0:  # asked for before the row itself, so that both are under way together
+            factors = chosen.to(tl.int64)[:, None] * RANK + j[None, :]
+            there = valid[:, None] & (j < RANK)[None, :]
+            up_row = tl.load(up_b + factors, mask=there, other=0.0).to(tl.float32)
+            down_row = tl.load(down_a + factors, mask=there, other=0.0).to(tl.float32)
         pointers = w + chosen.to(tl.int64)[:, None] * K + k[None, :]
         total = tl.zeros((TOGETHER, BLOCK), dtype=tl.float32)
         for step in tl.static_range(0, K, BLOCK):
@@ -104,15 +105,11 @@ def masked_up(
             total += tile.to(tl.float32) * value[None, :]
         up = tl.sum(total, axis=1) * scale
         if RANK > 0:
-            factors = chosen.to(tl.int64)[:, None] * RANK + j[None, :]
-            there = valid[:, None] & (j < RANK)[None, :]
-            up += tl.sum(tl.load(up_b + factors, mask=there, other=0.0).to(tl.float32) * a_up[None, :], axis=1)
+            up += tl.sum(up_row * a_up[None, :], axis=1)
         result = activated * up
         tl.store(act + chosen, result, mask=valid)
         if RANK > 0:
-            wanted = there & (sparse != 0)
-            update = tl.load(down_a + factors, mask=wanted, other=0.0).to(tl.float32) * result[:, None]
-            low_sums += tl.sum(tl.where(wanted, update, 0.0), axis=0)
+            low_sums += tl.sum(tl.where(there, down_row * result[:, None], 0.0), axis=0)
     tl.store(counts + program, count)
     if RANK > 0:
         tl.store(sums + program * SPAN + j, low_sums)
@@ -127,14 +124,13 @@ def masked_up(
                 at = sums + p[:, None] * SPAN + j[None, :]
                 low += tl.load(at, mask=(p < programs)[:, None], other=0.0, cache_modifier=".cg")
         tl.store(kept, tl.sum(rows, axis=0))
-        tl.store(kept + 1, sparse)
         if RANK > 0:
             tl.store(act + N + j, tl.sum(low, axis=0), mask=j < RANK)
 
 
 def bind(
     gate: torch.Tensor, x: torch.Tensor, w: torch.Tensor, act: torch.Tensor, limit: torch.Tensor, kept: torch.Tensor,
-    norm: Norm | None, route: Route | None, low: LowRank | None, chosen: Config | None = None,
+    norm: Norm | None, low: LowRank | None, chosen: Config | None = None,
 ) -> Callable[[], object]:  # fmt: skip
     """Bind the masked up projection; shapes are checked by `kernels.masked_mlp.bind`."""
     width, depth = w.shape
@@ -144,14 +140,13 @@ def bind(
     span = power_of_two(max(rank, 1))
     constants = {
         "K": depth, "ROWS": c.rows, "BLOCK": c.block, "TOGETHER": c.together, "RANK": rank, "SPAN": span,
-        "GATHERED": GATHERED, "NORMED": norm is not None, "ROUTED": route is not None, "OVERLAP": overlaps(w),
+        "GATHERED": GATHERED, "NORMED": norm is not None, "OVERLAP": overlaps(w),
     }  # fmt: skip
     counts = workspace("masked rows", w, programs).view(torch.int32)
     sums = workspace("low rank", w, programs * span)
     weight, eps = (norm.weight, norm.eps) if norm else (x, 0.0)
-    table, tokens, position = (kept, kept, kept) if route is None else (route.table, route.tokens, route.position)
     factors = (w, w, w) if low is None else (low.gate_b, low.up_b, low.down_a)
     arguments = (
-        gate, x, weight, w, act, limit, kept, table, tokens, position, *factors, counts, sums, counters(w), eps, width,
+        gate, x, weight, w, act, limit, kept, *factors, counts, sums, counters(w), eps, width,
     )  # fmt: skip
     return launcher(masked_up, (programs,), arguments, constants, c.warps)

@@ -10,7 +10,7 @@ pytest.importorskip("triton")
 from kernels import masked_mlp as op
 from kernels.cuda import masked_mlp
 from kernels.cuda.masked_mlp import Config
-from kernels.masked_mlp import LowRank, Route
+from kernels.masked_mlp import LowRank
 from kernels.norm import Norm
 from tests.cuda.test_projections import draw, error, normed
 
@@ -36,13 +36,13 @@ def test_masked_rows_equal_float64(
     low = low_rank(device, width, rank, dtype) if rank else None
     gate, x, w = draw(device, width + 2 * rank), draw(device, depth), draw(device, width, depth, dtype=dtype)
     norm, limit = Norm(draw(device, depth), 1e-5), torch.tensor([0.2], device=device)
-    kept = torch.full((2,), -1, dtype=torch.int32, device=device)
+    kept = torch.full((1,), -1, dtype=torch.int32, device=device)
     act = torch.full((width + rank,), float("nan"), device=device)
-    launch = masked_mlp.bind(gate, x, w, act, limit, kept, norm, None, low, chosen)
+    launch = masked_mlp.bind(gate, x, w, act, limit, kept, norm, low, chosen)
     launch()
     expected = op.reference(gate.double(), normed(x, norm), w.double(), float(limit), wide(low))
     assert error(act, expected) < TOLERANCE
-    assert kept.tolist() == [int((expected[:width] != 0).sum()), 1]
+    assert kept.tolist() == [int((expected[:width] != 0).sum())]
     first = act.clone()
     act.fill_(float("nan"))
     launch()
@@ -54,43 +54,20 @@ def test_more_programs_than_are_gathered_at_a_time(device: torch.device) -> None
     width, rank = 2 * masked_mlp.GATHERED + 9, 5
     low = low_rank(device, width, rank, torch.float16)
     gate, x, w = draw(device, width + 2 * rank), draw(device, 32), draw(device, width, 32, dtype=torch.float16)
-    kept = torch.full((2,), -1, dtype=torch.int32, device=device)
+    kept = torch.full((1,), -1, dtype=torch.int32, device=device)
     act, limit = torch.full((width + rank,), float("nan"), device=device), torch.tensor([0.3], device=device)
-    masked_mlp.bind(gate, x, w, act, limit, kept, None, None, low, Config(1, 32, 1))()
+    masked_mlp.bind(gate, x, w, act, limit, kept, None, low, Config(1, 32, 1))()
     expected = op.reference(gate.double(), x.double(), w.double(), float(limit), wide(low))
     assert error(act, expected) < TOLERANCE and int(kept[0]) == int((expected[:width] != 0).sum())
-
-
-def test_the_table_decides_over_mask_and_update(device: torch.device) -> None:
-    torch.manual_seed(6)
-    width, rank = 40, 3
-    low = low_rank(device, width, rank, torch.float16)
-    gate, x, w = draw(device, width + 2 * rank), draw(device, 64), draw(device, width, 64, dtype=torch.float16)
-    position = torch.zeros(1, dtype=torch.int32, device=device)
-    table = torch.tensor([0, 1, 0], dtype=torch.uint8, device=device)
-    route = Route(table, torch.tensor([1, 0, 2, 1], device=device), position)
-    kept, limit = torch.zeros(2, dtype=torch.int32, device=device), torch.tensor([0.3], device=device)
-    act = torch.full((width + rank,), float("nan"), device=device)
-    launch = masked_mlp.bind(gate, x, w, act, limit, kept, None, route, low)
-    for at, sparse in enumerate((1, 0, 0, 1)):
-        position.fill_(at)
-        launch()
-        if sparse:
-            expected = op.reference(gate.double(), x.double(), w.double(), 0.3, wide(low))
-        else:
-            base = op.reference(gate[:width].double(), x.double(), w.double(), -1.0)
-            expected = torch.cat((base, torch.zeros(rank, dtype=torch.float64, device=base.device)))
-        assert error(act, expected) < TOLERANCE
-        assert kept.tolist() == [int((expected[:width] != 0).sum()), sparse]
 
 
 def test_nan_passes_and_a_dropped_row_is_never_read(device: torch.device) -> None:
     torch.manual_seed(7)
     gate, x, w = draw(device, 24), draw(device, 64), draw(device, 24, 64, dtype=torch.float16)
     gate[7], w[7] = 1e-6, float("nan")
-    kept, limit = torch.zeros(2, dtype=torch.int32, device=device), torch.tensor([0.01], device=device)
+    kept, limit = torch.zeros(1, dtype=torch.int32, device=device), torch.tensor([0.01], device=device)
     act = torch.zeros(24, device=device)
-    launch = masked_mlp.bind(gate, x, w, act, limit, kept, None, None, None)
+    launch = masked_mlp.bind(gate, x, w, act, limit, kept, None, None)
     launch()
     assert bool(torch.isfinite(act).all())
     gate[9] = float("nan")
