@@ -109,7 +109,9 @@ class Decoder:
 
     def takes_branch(self) -> bool:
         """Whether the current token takes the projection branch: one look-up where a table routes, else always."""
-        return self._routed is None or bool(self._routed.table[self.tokens[self.cache.position.long()]])
+        if self._routed is None:
+            return True
+        return bool(self._routed.table.take(self.tokens.index_select(0, self.cache.position)))
 
     def next_ops(self) -> list[Op]:
         """The launches of the step that comes next."""

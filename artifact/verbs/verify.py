@@ -29,7 +29,7 @@ OPTIONS = (
     ),
     click.option("--text", metavar="FILE", help="A text file instead of the profile's text."),
     click.option("--run", "run_path", metavar="DIR", help="Resume this run, or make the new one here."),
-    click.option("--minutes", type=click.FloatRange(min=0.1), help="Time budget of one claim for extra blocks."),
+    click.option("--minutes", type=click.FloatRange(min=0.1), help="Time budget of a claim: 10 adds long prompts."),
     click.option("--json", "as_json", is_flag=True, help="Only the JSON line on standard output."),
 )
 
