@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from kernels import Launch
-from kernels.cpu.common import FASTMATH, array, exp32, scratch
+from kernels.cpu.common import FASTMATH, PRANGE, array, exp32, scratch
 from kernels.cpu.rope_append import arguments, rope_append
 from kernels.rope_append import Packed
 
@@ -134,7 +134,7 @@ def _build(group: int, dim: int) -> Callable[..., None]:
 
     threes = group // 3 * 3
 
-    @numba.njit(parallel=True, fastmath=FASTMATH, cache=True)
+    @numba.njit(parallel=PRANGE, fastmath=FASTMATH, cache=True)
     def attention(  # type: ignore[no-untyped-def]
         append, keys, values, lengths, scale, partial, state, out,
         qkv, inv_freq, scaling, position, query, full_keys, full_values, packed, packed_keys, packed_values,

@@ -9,13 +9,13 @@ import numpy as np
 import torch
 
 from kernels import Launch
-from kernels.cpu.common import FASTMATH, array
+from kernels.cpu.common import FASTMATH, PRANGE, array
 from kernels.memory import empty
 
 STREAMS = (1, 4, 8)  # that a thread keeps in flight
 
 
-@numba.njit(parallel=True, fastmath=FASTMATH, cache=True)
+@numba.njit(parallel=PRANGE, fastmath=FASTMATH, cache=True)
 def _read(data, out, streams):  # type: ignore[no-untyped-def]
     """Sum every part of data through 1, 4 or 8 streams; one function, because each that is compiled is loaded anew by
     every process.

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from kernels import Launch
-from kernels.cpu.common import FASTMATH, array, divide, norm_arrays, scratch
+from kernels.cpu.common import FASTMATH, PRANGE, array, divide, norm_arrays, scratch
 from kernels.norm import Norm
 
 
@@ -62,7 +62,7 @@ def _one(x, b, w, n, depth, out):  # type: ignore[no-untyped-def]
     out[0, b], out[1, b] = s0, s1
 
 
-@numba.njit(parallel=True, fastmath=FASTMATH, cache=True)
+@numba.njit(parallel=PRANGE, fastmath=FASTMATH, cache=True)
 def _batched_gemv(raw, gain, eps, room, w, bias, y, add, parts):  # type: ignore[no-untyped-def]
     x = normed_rows(raw, gain, eps, room)
     batch, depth = x.shape

@@ -16,7 +16,7 @@ import torch
 
 from kernels import Launch
 from kernels.cpu.batched_gemv import normed_rows, row_norm_arrays
-from kernels.cpu.common import EXACT, array, scratch
+from kernels.cpu.common import EXACT, PRANGE, array, scratch
 from kernels.cpu.sparse_gemv import lists, parts_of
 from kernels.norm import Norm
 from kernels.selection import Selection
@@ -78,7 +78,7 @@ def _count_own(x, thresholds, own):  # type: ignore[no-untyped-def]
             own[b, s] = count
 
 
-@numba.njit(parallel=True, fastmath=EXACT, cache=True)
+@numba.njit(parallel=PRANGE, fastmath=EXACT, cache=True)
 def _batched_sparse_gemv(  # type: ignore[no-untyped-def]
     raw, gain, eps, room, w, thresholds, segments, bias, y, add, kept, own, index, value, runs, sums
 ):

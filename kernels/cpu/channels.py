@@ -17,7 +17,7 @@ import torch
 from kernels import Launch
 from kernels.channels import Pruned, Tail
 from kernels.cpu.attention import SPLIT, _scores1, _scores3, _softmax, _weigh1, _weigh3
-from kernels.cpu.common import FASTMATH, array, scratch
+from kernels.cpu.common import FASTMATH, PRANGE, array, scratch
 from kernels.cpu.ragged import combine
 
 
@@ -42,7 +42,7 @@ def _build(group: int, dim: int) -> Callable[..., None]:
     """Compile for one group size and head dimension, as `kernels.cpu.attention` does."""
     threes = group // 3 * 3
 
-    @numba.njit(parallel=True, fastmath=FASTMATH, cache=True)
+    @numba.njit(parallel=PRANGE, fastmath=FASTMATH, cache=True)
     def pruned(  # type: ignore[no-untyped-def]
         query, kept, mask, channels, signs, fill, constant, values, value_mask, tail_keys, tail_values, lengths, scale,
         partial, state, out,

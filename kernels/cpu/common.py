@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+from typing import Any
 
 import numba
 import numpy as np
@@ -19,6 +20,12 @@ from kernels.norm import Norm
 # propagate.
 FASTMATH = {"reassoc", "contract", "nsz"}
 EXACT = {"contract", "nsz"}  # sums in the order written
+# What runs in parallel is written as prange. By default an array assignment between such loops becomes a parallel loop
+# of its own, which costs 2 microseconds: clearing nine rows one by one made up most of a short attention call.
+PRANGE: Any = {
+    name: name == "prange"
+    for name in ("comprehension", "reduction", "inplace_binop", "setitem", "numpy", "stencil", "fusion", "prange")
+}
 LANES = 16  # outputs per thread are a multiple of one AVX-512 register of float32
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from kernels import Launch
-from kernels.cpu.common import EXACT, FASTMATH, array, divide, exp32, norm_arrays, normed, scratch
+from kernels.cpu.common import EXACT, FASTMATH, PRANGE, array, divide, exp32, norm_arrays, normed, scratch
 from kernels.cpu.sparse_gemv import lists, part_sums, parts_of, select_segments
 from kernels.norm import Norm
 from kernels.selection import Selection
@@ -26,7 +26,7 @@ def _silu_product(gate, up, act, low, high):  # type: ignore[no-untyped-def]
         act[n] = g / (np.float32(1) + exp32(-g)) * up[n]
 
 
-@numba.njit(parallel=True, fastmath=FASTMATH, cache=True)
+@numba.njit(parallel=PRANGE, fastmath=FASTMATH, cache=True)
 def _dense(raw, gain, eps, room, w, gate, up, act, parts):  # type: ignore[no-untyped-def]
     x = normed(raw, gain, eps, room)
     depth, width = x.shape[0], act.shape[0]
@@ -51,7 +51,7 @@ def _dense(raw, gain, eps, room, w, gate, up, act, parts):  # type: ignore[no-un
         _silu_product(gate, up, act, low, high)
 
 
-@numba.njit(parallel=True, fastmath=EXACT, cache=True)
+@numba.njit(parallel=PRANGE, fastmath=EXACT, cache=True)
 def _sparse(  # type: ignore[no-untyped-def]
     raw, gain, eps, room, w, thresholds, segments, act, kept, index, value, runs, sums
 ):

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numba
 import torch
 
-from kernels.cpu.common import array
+from kernels.cpu.common import PRANGE, array
 
 
-@numba.njit(parallel=True, cache=True)
+@numba.njit(parallel=PRANGE, cache=True)
 def _gather(keys, values, index, counts, packed_keys, packed_values):  # type: ignore[no-untyped-def]
     for h in numba.prange(keys.shape[0]):
         for j in range(counts[h]):

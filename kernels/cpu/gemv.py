@@ -12,11 +12,11 @@ import numpy as np
 import torch
 
 from kernels import Launch
-from kernels.cpu.common import FASTMATH, array, divide, norm_arrays, normed
+from kernels.cpu.common import FASTMATH, PRANGE, array, divide, norm_arrays, normed
 from kernels.norm import Norm
 
 
-@numba.njit(parallel=True, fastmath=FASTMATH, cache=True)
+@numba.njit(parallel=PRANGE, fastmath=FASTMATH, cache=True)
 def _gemv(raw, gain, eps, room, w, bias, y, add, parts):  # type: ignore[no-untyped-def]
     x = normed(raw, gain, eps, room)
     depth = x.shape[0]

@@ -13,12 +13,12 @@ import numpy as np
 import torch
 
 from kernels import Launch
-from kernels.cpu.common import FASTMATH, array, exp32, norm_arrays, normed
+from kernels.cpu.common import FASTMATH, PRANGE, array, exp32, norm_arrays, normed
 from kernels.masked_mlp import LowRank
 from kernels.norm import Norm
 
 
-@numba.njit(parallel=True, fastmath=FASTMATH, cache=True)
+@numba.njit(parallel=PRANGE, fastmath=FASTMATH, cache=True)
 def _masked_up(  # type: ignore[no-untyped-def]
     gate, raw, gain, eps, room, w, act, limit, kept, gate_b, up_b, down_a, silu, index, low
 ):

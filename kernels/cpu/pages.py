@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from kernels import Launch
-from kernels.cpu.common import EXACT, array
+from kernels.cpu.common import EXACT, PRANGE, array
 from kernels.pages import Bounds
 from kernels.ragged import Pages
 
@@ -26,7 +26,7 @@ def _bound(query, low, high):  # type: ignore[no-untyped-def]
     return best
 
 
-@numba.njit(parallel=True, fastmath=EXACT, cache=True)
+@numba.njit(parallel=PRANGE, fastmath=EXACT, cache=True)
 def _choose(  # type: ignore[no-untyped-def]
     query, keys, offsets, lengths, lows, highs, page_offsets, budgets, chosen, counts, attended, size
 ):

@@ -13,14 +13,14 @@ import numpy as np
 import torch
 
 from kernels import Launch
-from kernels.cpu.common import EXACT, FASTMATH, array, divide, norm_arrays, normed, scratch
+from kernels.cpu.common import EXACT, FASTMATH, PRANGE, array, divide, norm_arrays, normed, scratch
 from kernels.cpu.sparse_gemv import lists, parts_of, select_segments
 from kernels.norm import Norm
 from kernels.quantised import GROUP, HALF, Quantised
 from kernels.selection import Selection
 
 
-@numba.njit(parallel=True, fastmath=FASTMATH, cache=True)
+@numba.njit(parallel=PRANGE, fastmath=FASTMATH, cache=True)
 def _dense8(raw, gain, eps, room, q, scales, bias, y, add, parts):  # type: ignore[no-untyped-def]
     x = normed(raw, gain, eps, room)
     depth = x.shape[0]
@@ -141,7 +141,7 @@ def _add4(index, value, count, first, last, q, scales, start, stop, halves, sums
         _scale(scales[g, start:stop], low, high, np.float32(8) * total, out)
 
 
-@numba.njit(parallel=True, fastmath=EXACT, cache=True)
+@numba.njit(parallel=PRANGE, fastmath=EXACT, cache=True)
 def _sparse(  # type: ignore[no-untyped-def]
     raw, gain, eps, room, four, q, scales, thresholds, segments, bias, y, add, kept, index, value, runs, sums, halves
 ):

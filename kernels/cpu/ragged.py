@@ -16,7 +16,7 @@ import torch
 
 from kernels import Launch
 from kernels.cpu.attention import _scores1, _scores3, _softmax, _weigh1, _weigh3
-from kernels.cpu.common import FASTMATH, array, exp32, scratch
+from kernels.cpu.common import FASTMATH, PRANGE, array, exp32, scratch
 from kernels.ragged import SPLIT, Pages
 
 
@@ -54,7 +54,7 @@ def _build(group: int, dim: int) -> Callable[..., None]:
     """Compile for one group size and head dimension, as `kernels.cpu.attention` does."""
     threes = group // 3 * 3
 
-    @numba.njit(parallel=True, fastmath=FASTMATH, cache=True)
+    @numba.njit(parallel=PRANGE, fastmath=FASTMATH, cache=True)
     def ragged(  # type: ignore[no-untyped-def]
         query, keys, values, offsets, lengths, scale, chosen, counts, page, first, partial, state, out
     ):

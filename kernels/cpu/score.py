@@ -11,10 +11,10 @@ import numba
 import numpy as np
 import torch
 
-from kernels.cpu.common import EXACT, array, exp32
+from kernels.cpu.common import EXACT, PRANGE, array, exp32
 
 
-@numba.njit(parallel=True, fastmath=EXACT, cache=True)
+@numba.njit(parallel=PRANGE, fastmath=EXACT, cache=True)
 def _softmax(lines, scale):  # type: ignore[no-untyped-def]
     """Turn q . k of every row into probabilities in place; row r of the last `rows` tokens sees no later token."""
     heads, rows, tokens = lines.shape
@@ -37,7 +37,7 @@ def _softmax(lines, scale):  # type: ignore[no-untyped-def]
         line[seen:] = np.float32(0)
 
 
-@numba.njit(parallel=True, fastmath=EXACT, cache=True)
+@numba.njit(parallel=PRANGE, fastmath=EXACT, cache=True)
 def _aggregate(probabilities, group, largest, out):  # type: ignore[no-untyped-def]
     heads, rows, tokens = probabilities.shape
     for kv_head in numba.prange(heads // group):

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from kernels import Launch
-from kernels.cpu.common import EXACT, array, norm_arrays, normed, scratch
+from kernels.cpu.common import EXACT, PRANGE, array, norm_arrays, normed, scratch
 from kernels.norm import Norm
 from kernels.selection import Selection
 
@@ -88,7 +88,7 @@ def part_sums(index, value, runs, found, w, part, parts, sums):  # type: ignore[
         accumulate(index[r], value[r], first, last, w, runs[r, 1], runs[r, 2], sums)
 
 
-@numba.njit(parallel=True, fastmath=EXACT, cache=True)
+@numba.njit(parallel=PRANGE, fastmath=EXACT, cache=True)
 def _sparse_gemv(  # type: ignore[no-untyped-def]
     raw, gain, eps, room, w, thresholds, segments, bias, y, add, kept, index, value, runs, sums
 ):
