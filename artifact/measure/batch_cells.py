@@ -33,7 +33,7 @@ Row = dict[str, Any]
 UNION, TIMED = "artifact.measure.batch_cells:union", "artifact.measure.batch_cells:timed"
 WARMUP_STEPS = 2
 ROOM_STEPS = WARMUP_STEPS + 1  # and the step that is checked
-PILOT_STEPS = 4
+PILOT_STEPS = 10
 SPREAD = (0.6, 1.4)  # crossing contexts, as shares of the predicted crossing
 # What a layer adds, batched against alone on the same input: rounding, of which a half-precision cache takes five units
 # (artifact.engine.reference); and a channel within rounding of a threshold, which carries a few percent, may fall on

@@ -29,7 +29,7 @@ Row = dict[str, Any]
 TASK = "artifact.measure.precision_cells:timed"
 WARMUP_STEPS = 2
 ROOM_STEPS = WARMUP_STEPS + 1  # and the step that is checked
-PILOT_STEPS = 4
+PILOT_STEPS = 10
 SPREAD = (0.7, 1.3)  # crossing contexts, as shares of the predicted crossing
 # A handful of tokens of one passage was seen to read 43% to 52% at 50%; thresholds that are ignored read everything.
 KEEP_TOLERANCE = 0.1
