@@ -34,7 +34,7 @@ UNION, TIMED = "artifact.measure.batch_cells:union", "artifact.measure.batch_cel
 WARMUP_STEPS = 2
 ROOM_STEPS = WARMUP_STEPS + 1  # and the step that is checked
 PILOT_STEPS = 10
-SPREAD = (0.6, 1.4)  # crossing contexts, as shares of the predicted crossing
+SPREAD = (0.4, 1.8)  # crossing contexts, as shares of the predicted crossing: wide, as pilots scatter by half
 # What a layer adds, batched against alone on the same input: rounding, of which a half-precision cache takes five units
 # (artifact.engine.reference); and a channel within rounding of a threshold, which carries a few percent, may fall on
 # the other side. A wrong row, mask or cache differs by about one.
