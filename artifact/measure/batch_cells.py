@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import dataclasses
 import gc
-import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -17,12 +16,9 @@ from artifact.engine.batch import BatchDecoder, Member
 from artifact.engine.cache import KVCache, PackedCache
 from artifact.engine.decoder import Decoder
 from artifact.engine.prefill import prefill
-from artifact.engine.prepare import GRID_TOKENS, Prepared, grid
+from artifact.engine.prepare import Prepared, grid
 from artifact.engine.step import Op
 from artifact.engine.timing import interleave, release
-from artifact.judge.batching import batched_n_star
-from artifact.judge.crossing import around, predict
-from artifact.judge.levels import with_levels
 from artifact.kv.snapkv import SnapKV
 from artifact.measure.cells import live, prepared_for
 from artifact.measure.workbench import open_workbench
@@ -33,8 +29,7 @@ Row = dict[str, Any]
 UNION, TIMED = "artifact.measure.batch_cells:union", "artifact.measure.batch_cells:timed"
 WARMUP_STEPS = 2
 ROOM_STEPS = WARMUP_STEPS + 1  # and the step that is checked
-PILOT_STEPS = 10
-SPREAD = (0.4, 1.8)  # crossing contexts, as shares of the predicted crossing: wide, as pilots scatter by half
+BETWEEN = (0.25, 0.75)  # where the crossing rows lie between the ends of a sweep
 # What a layer adds, batched against alone on the same input: rounding, of which a half-precision cache takes five units
 # (artifact.engine.reference); and a channel within rounding of a threshold, which carries a few percent, may fall on
 # the other side. A wrong row, mask or cache differs by about one.
@@ -83,8 +78,11 @@ def union(params: Row) -> Iterator[Row]:
 
 
 def timed(params: Row) -> Iterator[Row]:
-    """Task: per batch size a pilot sweep that chooses contexts, then one group of all modes at the sweep's two contexts
-    and of both branches around the crossing, interleaved.
+    """Task: per batch size one group of all modes at the sweep's two contexts and of both branches at two contexts
+    between them, interleaved.
+
+    The contexts are fixed: a pilot inside each process scattered by half and pointed one process in four at contexts
+    that the crossing does not lie between.
     """
     prepared = yield from live(lambda say: prepared_for(params, say))
     r_p, r_kv, steps = float(params["r_p"]), float(params["r_kv"]), int(params["timed_steps"])
@@ -92,11 +90,7 @@ def timed(params: Row) -> Iterator[Row]:
     for number, (batch, (short, long)) in enumerate(params["sweeps"]):
         yield {"progress": number / len(params["sweeps"]), "doing": f"batched steps of {batch} sequences"}
         sweep = [(n, *mode, "sweep") for n in (short, long) for mode in modes]
-        pilot = with_levels(measure(prepared, batch, sweep, PILOT_STEPS))
-        star = batched_n_star(pilot, batch, r_p, r_kv)
-        predicted = predict(pilot, r_p, r_kv, star).tokens
-        centre = predicted if math.isfinite(predicted) and predicted > 0 else star
-        contexts = around(centre, SPREAD, GRID_TOKENS, GRID_TOKENS, long)
+        contexts = [grid(round(short + share * (long - short))) for share in BETWEEN]
         group = sweep + [(n, *mode, "crossing") for n in contexts for mode in modes[1:]]
         yield from measure(prepared, batch, group, steps, int(params["order_seed"]))
 
