@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from artifact import claim, cli, profiles
+from artifact import claim, cli, profiles, system
 from artifact.cli import VERBS, main
 from artifact.errors import UserError
 from artifact.profiles import choose
+from artifact.verbs import doctor
 
 ROOT = Path(__file__).parent.parent
 HEAVY = {
@@ -193,12 +194,22 @@ def test_doctor_names_versions_backend_and_what_is_missing(
     report = json.loads(capsys.readouterr().out)
     checks = {check["name"]: check for check in report["checks"]}
     assert {"python", "packages", "embedded model", "memory", "disk", "cpu backend", "gpu backend"} <= set(checks)
+    assert checks["attention"]["ok"] and "splitk: numba split-k" in checks["attention"]["found"]
     assert report["ready"] == (code == 0) and report["system"]["packages"]["torch"]
 
     monkeypatch.setenv("ARTIFACT_DATA", "/nonexistent/data")
     assert main(["doctor"]) == 4
     shown = capsys.readouterr().out
     assert "MISS embedded model" in shown and ("fix: make setup" in shown or "fix: artifact fetch" in shown)
+
+
+def test_doctor_describes_a_gpu_as_its_driver_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    card = {"name": "NVIDIA H200", "driver_version": "580.1", "clocks.max.sm": "1980 MHz"}
+    monkeypatch.setattr("artifact.gpu_state.sample", lambda: [{"free_mib": "143000"}])
+    found = doctor.all_checks(system.describe() | {"gpus": [card, card]})
+    shown = [check.found for check in found if check.name == "gpu"]
+    assert shown[0] == "NVIDIA H200, driver 580.1, clocks up to 1980 MHz, 139.6 GiB free"
+    assert shown[1] == "NVIDIA H200, driver 580.1, clocks up to 1980 MHz"  # the library saw one card alone
 
 
 def test_an_interrupt_is_exit_code_130_and_no_traceback(

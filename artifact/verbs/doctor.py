@@ -17,7 +17,7 @@ from typing import Any
 import click
 import psutil
 
-from artifact import embedded, profiles, system
+from artifact import embedded, gpu_state, profiles, system
 from artifact.errors import UserError
 
 NEEDED = ("torch", "transformers", "numba", "numpy", "safetensors", "gguf", "datasets", "scipy")
@@ -65,6 +65,7 @@ def all_checks(record: Mapping[str, Any]) -> list[Check]:
         _text(),
         _threads(record),
         *_gpu(record),
+        _attention_paths(),
         _flash_attention(record),
     ]
 
@@ -118,7 +119,40 @@ def _threads(record: Mapping[str, Any]) -> Check:
     return Check("cpu backend", True, backend, required=False)
 
 
+def _card(card: Mapping[str, str], state: Mapping[str, Any] | None) -> str:
+    """One GPU with driver, clocks and free memory, as far as the driver says them."""
+    said = [card["name"], f"driver {card['driver_version']}", f"clocks up to {card['clocks.max.sm']}"]
+    if state and "free_mib" in state:
+        said.append(f"{float(state['free_mib']) / 1024:.1f} GiB free")
+    return ", ".join(said)
+
+
+def _attention_paths() -> Check:
+    """The implementation behind every attention path of the default device, probed on tensors of a small model."""
+    if importlib.util.find_spec("torch") is None or importlib.util.find_spec("numba") is None:
+        return Check("attention", False, "not probed without torch and numba", required=False)
+    import torch
+
+    from artifact.engine.attention_paths import backend_name, paths_here
+
+    device, dtype = ("cuda", torch.float16) if profiles.cuda_available() else ("cpu", torch.float32)
+    query, keys = torch.zeros(9, 64, device=device), torch.zeros(3, 256, 64, device=device, dtype=dtype)
+    lengths = torch.full((3,), 255, dtype=torch.int32)
+    try:
+        found = [f"{path}: {backend_name(path, query, keys, lengths)}" for path in paths_here(device)]
+    except RuntimeError as error:
+        return Check("attention", False, str(error), required=False)
+    return Check("attention", True, "; ".join(found), required=False)
+
+
 def _gpu(record: Mapping[str, Any]) -> list[Check]:
+    """Every GPU as the driver describes it, then what would run on it."""
+    states = gpu_state.sample()
+    cards = [_card(card, states[i] if i < len(states) else None) for i, card in enumerate(record["gpus"])]
+    return [*(Check("gpu", True, card, required=False) for card in cards), *_gpu_backend(record)]
+
+
+def _gpu_backend(record: Mapping[str, Any]) -> list[Check]:
     names = ", ".join(gpu["name"] for gpu in record["gpus"])
     if not names:
         return [Check("gpu backend", False, "no NVIDIA GPU: the embedded profile is the default", required=False)]
