@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 NAME = "dispatch"
 PAPER = figures("crossover")
 VARIABLE = "ARTIFACT_REQUEST_MIX"
-BLOCKS, QUICK_BLOCKS = 5, 3
+BLOCKS, QUICK_BLOCKS = 7, 3
 EVERYWHERE = frozenset(NAMES)
 RECORDED = " (recorded runs)"
 RECORDED_CLAIMS = ("speedup_bounds", "selection_cost")

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 NAME = "selection_cost"
 PAPER = figures("crossover")
-BLOCKS, QUICK_BLOCKS = 5, 3
+BLOCKS, QUICK_BLOCKS = 7, 3
 SHORTEST = 16384  # where the paper's lengths begin; a model whose window ends before is judged at all of its lengths
 
 CLAIM = Claim(
