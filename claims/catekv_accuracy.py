@@ -40,7 +40,7 @@ GRID = {
     "embedded": (("passkey", 512, 4), ("multikey", 1024, 12), ("multikey", 2048, 8)),
     "paper": (("passkey", 32768, 8), ("multikey", 32768, 16), ("multikey", 65536, 16)),
 }
-QUICK_GRID = (("multikey", 512, 16),)
+QUICK_GRID = (("multikey", 512, 12),)
 TRACKING = {"embedded": (1024, 6, 1, 2, "value"), "paper": (32768, 12, 4, 2, "names")}
 QUICK_TRACKING = (512, 3, 1, 2, "value")
 

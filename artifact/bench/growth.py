@@ -24,7 +24,7 @@ from artifact.measure.configuration import Configuration
 from artifact.records import Cell, Run
 from artifact.samples import CellId
 
-CONTEXT, PLACEMENTS, WINDOWS = 1792, 2, 2  # 1x; 4x lies just inside the embedded model's window of 8K
+CONTEXT, PLACEMENTS, WINDOWS = 1792, 4, 2  # 1x; 4x lies just inside the embedded model's window of 8K
 SCALES = (1, 2, 4)
 CELLS_DONE = (0, 1000, 4000)
 CLAIM = "crossover"  # whose source the cells are hashed with
