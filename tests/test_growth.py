@@ -14,7 +14,7 @@ def test_contexts_and_placements_are_scaled_one_at_a_time(tmp_path: Path) -> Non
         asked = list(growth.cells(run))
     assert len({cell.key for *_, cell in asked}) == len(asked) == 11
     assert {n for _, n, _, _ in asked} == {1792, 3584, 7168}
-    assert [p for kind, n, p, _ in asked if kind == "retrieval" and n == 1792] == [2, 4, 8]
+    assert [p for kind, n, p, _ in asked if kind == "retrieval" and n == 1792] == [4, 8, 16]
     assert growth.Line("timing", 7168, 0, 61.04, 2_500_000_000).markdown() == "| timing | 7.00K | - | 61.0 | 2.50 |"
 
 

@@ -13,7 +13,7 @@ from artifact.measure import answers, quality
 from artifact.measure.configuration import Configuration, from_record
 from artifact.measure.quality import Protocol
 from artifact.measure.quality_plan import families
-from artifact.measure.retrieval import Writer
+from artifact.measure.retrieval import Writer, require_fours
 from artifact.measure.workbench import Workbench, open_workbench, prefilled
 from artifact.profiles import Profile
 from artifact.records import Cell, Run
@@ -67,7 +67,9 @@ def answer_cell(
 
 
 def prompts_of(test: str, tokens: int, placements: int, second_turn: bool = False) -> Row:
-    """One entry of a request's prompts."""
+    """One entry of a request's prompts. Raises UserError for a number of multi-key placements that do not divide."""
+    if test == "multikey":
+        require_fours(placements)
     return {"test": test, "tokens": tokens, "placements": placements, "second_turn": second_turn}
 
 

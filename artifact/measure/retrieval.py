@@ -79,6 +79,12 @@ class Prompt:
         return hashlib.sha256(raw).hexdigest()[:16]
 
 
+def require_fours(placements: int) -> None:
+    """Raise UserError unless every code of a haystack can be asked for as often as the others."""
+    if placements % len(ARCHIVES):
+        raise UserError(f"{placements} multi-key placements were asked for; give a multiple of {len(ARCHIVES)}")
+
+
 class Writer:
     """Makes prompts of exact length from one text. The same text, seed and arguments give the same prompts."""
 
@@ -100,9 +106,8 @@ class Writer:
         """Return `placements` prompts that hide four similar codes each and ask for one; four in a row share a
         haystack, so that every one of its codes is asked for.
         """
+        require_fours(placements)
         count = len(ARCHIVES)
-        if placements % count:
-            raise UserError(f"{placements} multi-key placements were asked for; give a multiple of {count}")
         found = []
         for group in range(placements // count):
             # Groups are shifted against each other, so that all placements differ in depth.
