@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from llvmlite import ir
 from numba import types
+from numba.core.cpu import ParallelOptions
 from numba.extending import intrinsic
 
 from kernels import ShapeError
@@ -22,10 +23,14 @@ FASTMATH = {"reassoc", "contract", "nsz"}
 EXACT = {"contract", "nsz"}  # sums in the order written
 # What runs in parallel is written as prange. By default an array assignment between such loops becomes a parallel loop
 # of its own, which costs 2 microseconds: clearing nine rows one by one made up most of a short attention call.
-PRANGE: Any = {
-    name: name == "prange"
-    for name in ("comprehension", "reduction", "inplace_binop", "setitem", "numpy", "stencil", "fusion", "prange")
-}
+# An object, not the dictionary that Numba's manual shows: Numba empties that at the first compilation and gives every
+# later one the defaults.
+PRANGE: Any = ParallelOptions(
+    {
+        name: name == "prange"
+        for name in ("comprehension", "reduction", "inplace_binop", "setitem", "numpy", "stencil", "fusion", "prange")
+    }
+)
 LANES = 16  # outputs per thread are a multiple of one AVX-512 register of float32
 
 
