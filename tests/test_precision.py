@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 import torch
@@ -19,7 +19,9 @@ from artifact.engine.reference import gate_step
 from artifact.errors import UserError
 from artifact.judge.levels import with_levels
 from artifact.judge.precision import Variant, crossing
-from artifact.measure.precision_cells import measure
+from artifact.measure import precision_cells
+from artifact.measure.cells import EXTRA_STEPS
+from artifact.measure.precision_cells import measure, timed
 from artifact.projection import teal
 from artifact.projection.quantised import Precision, to_precision
 from artifact.shapes import Shape
@@ -81,7 +83,7 @@ def test_a_dense_step_is_the_prefill_of_the_numbers_that_the_codes_stand_for(
 def test_what_cannot_be_quantised_is_refused(weights: models.Weights) -> None:
     with pytest.raises(UserError, match="3 bits"):
         to_precision(weights, 3)
-    odd = models.synthetic(replace(SHAPE, intermediate=200), "cpu", torch.float32)
+    odd = models.synthetic(dataclasses.replace(SHAPE, intermediate=200), "cpu", torch.float32)
     with pytest.raises(UserError, match="200 wide"):
         to_precision(odd, 4)
     precision = to_precision(odd, 8)
@@ -116,6 +118,25 @@ def test_rows_count_what_they_say(prepared: Prepared, variant: Variant) -> None:
     bits = {"int8": 8.2, "int4": 4.5, "budget": 32}[variant.name]
     assert dense["weight_bits"] == pytest.approx(bits, abs=0.1) and dense["kv_bits"] == 32
     assert max(row["gate_error"] for row in (dense, sparse, kept)) < 1e-3
+
+
+def test_text_lasts_for_a_pilot_that_is_longer_than_the_runs(
+    weights: models.Weights, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps of a quick run are fewer than the pilot's: the text behind the prefill was once too short for it."""
+
+    def made(params: Row, say: object) -> Prepared:
+        longest = int(params["longest"])
+        text = tokens(longest + int(params["steps"]) + EXTRA_STEPS + 1)
+        filled = prefill(weights, text[:longest], query_lengths=range(256, longest + 1, 256), rows=16)
+        calibration = teal.calibrate(weights, tokens(200))
+        return Prepared(weights, text, calibration, filled.cache, filled.queries, "a text")
+
+    monkeypatch.setattr(precision_cells, "prepared_for", made)
+    variant = dataclasses.asdict(Variant("int8", bits=8))
+    params = {"r_p": 0.5, "r_kv": 0.3, "steps": 2, "longest": 512, "order_seed": 0, "variants": [[variant, [256, 512]]]}
+    rows = [row for row in timed(params) if row.get("kind") == "precision"]
+    assert {row["part"] for row in rows} == {"sweep", "crossing"} and all(len(row["ms"]) == 2 for row in rows)
 
 
 def test_honest_rows_give_the_accounts_crossings() -> None:

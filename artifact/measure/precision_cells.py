@@ -38,8 +38,9 @@ One = tuple[int, Mode, str]  # context, mode, part
 
 def timed(params: Row) -> Iterator[Row]:
     """Task: per variant a pilot sweep that chooses contexts, then sweep and crossing rows in one group."""
-    prepared = yield from live(lambda say: prepared_for(params, say))
     r_p, keep, steps = float(params["r_p"]), float(params["r_kv"]), int(params["steps"])
+    most = params | {"steps": max(steps, PILOT_STEPS)}  # text and caches are to last for the longer of the two
+    prepared = yield from live(lambda say: prepared_for(most, say))
     modes = (Mode.DENSE, Mode.PROJECTION, Mode.KV)
     for number, (record, (short, long)) in enumerate(params["variants"]):
         variant = Variant(**record)
