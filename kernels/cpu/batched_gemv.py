@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from kernels import Launch
-from kernels.cpu.common import FASTMATH, PRANGE, array, divide, norm_arrays, scratch
+from kernels.cpu.common import FASTMATH, PRANGE, array, divide, integers, norm_arrays, optional, scratch
 from kernels.norm import Norm
 
 
@@ -99,16 +99,15 @@ def bind(
     accumulate: bool,
 ) -> Launch:
     """Bind the product of a batch; shapes are checked by `kernels.batched_gemv.bind`."""
-    parts = np.array(divide(w.shape[0], numba.get_num_threads()), dtype=np.int64)
     return functools.partial(
         _batched_gemv,
         array("x", x),
         *row_norm_arrays(norm, x.shape[0]),
         array("w", w),
-        np.zeros(0, dtype=np.float32) if bias is None else array("bias", bias),
+        optional("bias", bias),
         array("y", y),
         accumulate,
-        parts,
+        integers(*divide(w.shape[0], numba.get_num_threads())),
     )
 
 

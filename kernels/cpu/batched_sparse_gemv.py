@@ -16,8 +16,8 @@ import torch
 
 from kernels import Launch
 from kernels.cpu.batched_gemv import normed_rows, row_norm_arrays
-from kernels.cpu.common import EXACT, PRANGE, array, scratch
-from kernels.cpu.sparse_gemv import lists, parts_of
+from kernels.cpu.common import EXACT, PRANGE, array, integers, optional, scratch
+from kernels.cpu.sparse_gemv import lists, parts_of, run_of, set_run
 from kernels.norm import Norm
 from kernels.selection import Selection
 
@@ -80,7 +80,7 @@ def _count_own(x, thresholds, own):  # type: ignore[no-untyped-def]
 
 @numba.njit(parallel=PRANGE, fastmath=EXACT, cache=True)
 def _batched_sparse_gemv(  # type: ignore[no-untyped-def]
-    raw, gain, eps, room, w, thresholds, segments, bias, y, add, kept, own, index, value, runs, sums
+    raw, gain, eps, room, w, thresholds, segments, bias, y, add, kept, own, index, value, sums
 ):
     parts, batch = sums.shape[0], sums.shape[1]
     x = normed_rows(raw, gain, eps, room)
@@ -91,13 +91,14 @@ def _batched_sparse_gemv(  # type: ignore[no-untyped-def]
             end += 1
         count = select_union(x, thresholds[s], index[found], value[found])
         kept[s:end] = count
-        runs[found, 0], runs[found, 1], runs[found, 2] = count, segments[s], segments[end]
+        set_run(index[found], x.shape[1], count, segments[s], segments[end])
         found += 1
         s = end
     for p in numba.prange(parts):
         for r in range(found):
-            first, last = runs[r, 0] * p // parts, runs[r, 0] * (p + 1) // parts
-            accumulate_union(index[r], value[r], first, last, w, runs[r, 1], runs[r, 2], sums[p])
+            count, low, high = run_of(index[r])
+            first, last = count * p // parts, count * (p + 1) // parts
+            accumulate_union(index[r], value[r], first, last, w, low, high, sums[p])
     for b in numba.prange(batch):
         total = sums[0, b]
         for p in range(1, parts):
@@ -129,8 +130,8 @@ def bind(
         *row_norm_arrays(norm, batch),
         array("w_in", w_in),
         array("thresholds", selection.thresholds),
-        np.array(selection.segments, dtype=np.int64),
-        np.zeros(0, dtype=np.float32) if bias is None else array("bias", bias),
+        integers(*selection.segments),
+        optional("bias", bias),
         array("y", y),
         accumulate,
         array("kept", selection.kept, torch.int32),

@@ -95,10 +95,28 @@ def scratch(name: str, shape: tuple[int, ...], dtype: type = np.float32) -> np.n
     return np.empty(shape, dtype=dtype)
 
 
+@functools.cache
+def integers(*rows: Any) -> np.ndarray:
+    """Return the one int64 array of these numbers, or of these tuples as rows, that all launches read.
+
+    An argument that only one launch uses is fetched anew, its object, shape and data, each time that launch's turn
+    comes.
+    """
+    return np.array(rows, dtype=np.int64)
+
+
+EMPTY = np.zeros(0, dtype=np.float32)  # stands for what a launch does without
+
+
+def optional(name: str, tensor: torch.Tensor | None) -> np.ndarray:
+    """Return the view of a tensor, or the empty array where there is none."""
+    return EMPTY if tensor is None else array(name, tensor)
+
+
 def norm_arrays(norm: Norm | None) -> tuple[np.ndarray, np.float32, np.ndarray]:
     """Return gain, eps and scratch as `normed` takes them; all empty without a norm."""
     if norm is None:
-        return np.zeros(0, dtype=np.float32), np.float32(0), np.zeros(0, dtype=np.float32)
+        return EMPTY, np.float32(0), EMPTY
     return array("norm weight", norm.weight), np.float32(norm.eps), scratch("normed", (norm.weight.shape[0],))
 
 

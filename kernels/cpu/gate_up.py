@@ -13,8 +13,8 @@ import numpy as np
 import torch
 
 from kernels import Launch
-from kernels.cpu.common import EXACT, FASTMATH, PRANGE, array, divide, exp32, norm_arrays, normed, scratch
-from kernels.cpu.sparse_gemv import lists, part_sums, parts_of, select_segments
+from kernels.cpu.common import EXACT, FASTMATH, PRANGE, array, divide, exp32, integers, norm_arrays, normed, scratch
+from kernels.cpu.sparse_gemv import add_parts, lists, part_sums, parts_of, select_segments
 from kernels.norm import Norm
 from kernels.selection import Selection
 
@@ -53,22 +53,19 @@ def _dense(raw, gain, eps, room, w, gate, up, act, parts):  # type: ignore[no-un
 
 @numba.njit(parallel=PRANGE, fastmath=EXACT, cache=True)
 def _sparse(  # type: ignore[no-untyped-def]
-    raw, gain, eps, room, w, thresholds, segments, act, kept, index, value, runs, sums
+    raw, gain, eps, room, w, thresholds, segments, act, kept, index, value, sums
 ):
     parts, width = sums.shape[0], act.shape[0]
     x = normed(raw, gain, eps, room)
-    found = select_segments(x, thresholds, segments, kept, index, value, runs)
+    found = select_segments(x, thresholds, segments, kept, index, value)
     for p in numba.prange(parts):
-        part_sums(index, value, runs, found, w, p, parts, sums[p])
-    total = sums[0]
-    for p in range(1, parts):
-        for n in range(2 * width):
-            total[n] += sums[p, n]
+        part_sums(index, value, found, w, p, parts, sums[p])
+    total = add_parts(sums)
     _silu_product(total[:width], total[width:], act, 0, width)
 
 
 def _parts(width: int) -> np.ndarray:
-    return np.array(divide(width, numba.get_num_threads()), dtype=np.int64)
+    return integers(*divide(width, numba.get_num_threads()))
 
 
 def bind(x: torch.Tensor, w: torch.Tensor, act: torch.Tensor, norm: Norm | None) -> Launch:
@@ -90,7 +87,7 @@ def bind_sparse(
         *norm_arrays(norm),
         array("w_in", w_in),
         array("thresholds", selection.thresholds),
-        np.array(selection.segments, dtype=np.int64),
+        integers(*selection.segments),
         array("act", act),
         array("kept", selection.kept, torch.int32),
         *lists(w_in.shape[0], len(selection.segments) - 1),

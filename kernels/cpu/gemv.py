@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from kernels import Launch
-from kernels.cpu.common import FASTMATH, PRANGE, array, divide, norm_arrays, normed
+from kernels.cpu.common import FASTMATH, PRANGE, array, divide, integers, norm_arrays, normed, optional
 from kernels.norm import Norm
 
 
@@ -53,8 +53,13 @@ def bind(
     accumulate: bool,
 ) -> Launch:
     """Bind y = w n(x) + bias or y += it; shapes are checked by `kernels.gemv.bind`."""
-    parts = np.array(divide(w.shape[0], numba.get_num_threads()), dtype=np.int64)
-    bias_array = np.zeros(0, dtype=np.float32) if bias is None else array("bias", bias)
     return functools.partial(
-        _gemv, array("x", x), *norm_arrays(norm), array("w", w), bias_array, array("y", y), accumulate, parts
+        _gemv,
+        array("x", x),
+        *norm_arrays(norm),
+        array("w", w),
+        optional("bias", bias),
+        array("y", y),
+        accumulate,
+        integers(*divide(w.shape[0], numba.get_num_threads())),
     )

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from kernels import Launch
-from kernels.cpu.common import FASTMATH, PRANGE, array, exp32, norm_arrays, normed
+from kernels.cpu.common import FASTMATH, PRANGE, array, exp32, norm_arrays, normed, scratch
 from kernels.masked_mlp import LowRank
 from kernels.norm import Norm
 
@@ -93,7 +93,7 @@ def bind(
 ) -> Launch:
     """Bind the masked up projection; shapes are checked by `kernels.masked_mlp.bind`."""
     width = w.shape[0]
-    empty = np.zeros((width, 0), dtype=np.float32)
+    empty = scratch("factors", (width, 0))
     factors = (empty, empty, empty)
     if low is not None:
         factors = (array("gate_b", low.gate_b), array("up_b", low.up_b), array("down_a", low.down_a))
@@ -107,7 +107,7 @@ def bind(
         array("limit", limit),
         array("kept", kept, torch.int32),
         *factors,
-        np.empty(width, dtype=np.float32),
-        np.empty(width + 1, dtype=np.int64),
-        np.empty((parts_of(width), factors[0].shape[1]), dtype=np.float32),
+        scratch("silu", (width,)),
+        scratch("index", (width + 1,), np.int64),
+        scratch("low", (parts_of(width), factors[0].shape[1])),
     )

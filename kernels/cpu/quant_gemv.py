@@ -13,8 +13,8 @@ import numpy as np
 import torch
 
 from kernels import Launch
-from kernels.cpu.common import EXACT, FASTMATH, PRANGE, array, divide, norm_arrays, normed, scratch
-from kernels.cpu.sparse_gemv import lists, parts_of, select_segments
+from kernels.cpu.common import EXACT, FASTMATH, PRANGE, array, divide, integers, norm_arrays, normed, optional, scratch
+from kernels.cpu.sparse_gemv import add_parts, lists, parts_of, run_of, select_segments
 from kernels.norm import Norm
 from kernels.quantised import GROUP, HALF, Quantised
 from kernels.selection import Selection
@@ -143,24 +143,21 @@ def _add4(index, value, count, first, last, q, scales, start, stop, halves, sums
 
 @numba.njit(parallel=PRANGE, fastmath=EXACT, cache=True)
 def _sparse(  # type: ignore[no-untyped-def]
-    raw, gain, eps, room, four, q, scales, thresholds, segments, bias, y, add, kept, index, value, runs, sums, halves
+    raw, gain, eps, room, four, q, scales, thresholds, segments, bias, y, add, kept, index, value, sums, halves
 ):
     parts = sums.shape[0]
     x = normed(raw, gain, eps, room)
     groups = x.shape[0] // GROUP
-    found = select_segments(x, thresholds, segments, kept, index, value, runs)
+    found = select_segments(x, thresholds, segments, kept, index, value)
     for p in numba.prange(parts):
         for r in range(found):
-            count, low, high = runs[r, 0], runs[r, 1], runs[r, 2]
+            count, low, high = run_of(index[r])
             if four:
                 first, last = groups * p // parts, groups * (p + 1) // parts
                 _add4(index[r], value[r], count, first, last, q, scales, low, high, halves[p], sums[p])
             else:
                 _add8(index[r], value[r], count * p // parts, count * (p + 1) // parts, q, low, high, sums[p])
-    total = sums[0]
-    for p in range(1, parts):
-        for n in range(total.shape[0]):
-            total[n] += sums[p, n]
+    total = add_parts(sums)
     for n in range(total.shape[0]):
         result = total[n] if four else total[n] * scales[0, n]
         _put(y, n, result, bias, add)
@@ -188,10 +185,10 @@ def bind(
         *norm_arrays(norm),
         array("q", weight.q, torch.int8),
         array("scales", weight.scales),
-        np.zeros(0, dtype=np.float32) if bias is None else array("bias", bias),
+        optional("bias", bias),
         array("y", y),
         accumulate,
-        np.array(divide(weight.outputs, numba.get_num_threads()), dtype=np.int64),
+        integers(*divide(weight.outputs, numba.get_num_threads())),
     )
 
 
@@ -215,8 +212,8 @@ def bind_sparse(
         array("q_in", weight.q_in, torch.uint8 if four else torch.int8),
         array("scales", weight.scales).reshape(-1, weight.outputs),
         array("thresholds", selection.thresholds),
-        np.array(selection.segments, dtype=np.int64),
-        np.zeros(0, dtype=np.float32) if bias is None else array("bias", bias),
+        integers(*selection.segments),
+        optional("bias", bias),
         array("y", y),
         accumulate,
         array("kept", selection.kept, torch.int32),

@@ -125,7 +125,7 @@ def bind(
         np.zeros((kv_heads, 1), dtype=np.int32) if pages is None else array("chosen", pages.chosen, torch.int32),
         everything if pages is None else array("counts", pages.counts, torch.int32),
         SPLIT if pages is None else pages.size,
-        np.empty(kv_heads + 1, dtype=np.int64),
+        scratch("bounds", (kv_heads + 1,), np.int64),
         scratch("partial", (splits, group, dim)),
         scratch("state", (splits, group, 2)),
         array("out", out).reshape(heads, dim),

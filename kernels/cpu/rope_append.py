@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from kernels import Launch
-from kernels.cpu.common import FASTMATH, array
+from kernels.cpu.common import FASTMATH, array, optional
 from kernels.rope_append import Packed, Rows
 
 
@@ -131,7 +131,6 @@ def bind_rows(
     eps: float,
 ) -> Launch:
     """Bind rotation and append to rows; shapes are checked by `kernels.rope_append.bind_rows`."""
-    none = np.zeros(0, dtype=np.float32)
     return functools.partial(
         _to_rows,
         array("qkv", qkv),
@@ -144,8 +143,8 @@ def bind_rows(
         array("row values", rows[1]),
         array("offsets", rows[2], torch.int64),
         array("lengths", rows[3], torch.int32),
-        none if q_norm is None else array("q_norm", q_norm),
-        none if k_norm is None else array("k_norm", k_norm),
+        optional("q_norm", q_norm),
+        optional("k_norm", k_norm),
         np.float32(eps),
     )
 
@@ -182,7 +181,6 @@ def arguments(
     scaling: float,
 ) -> tuple[Any, ...]:
     """Return what `rope_append` takes, in its order."""
-    none = np.zeros(0, dtype=np.float32)
     keys, values = array("keys", full[0]), array("values", full[1])
     return (
         array("qkv", qkv),
@@ -196,7 +194,7 @@ def arguments(
         keys if packed is None else array("packed keys", packed[0]),
         values if packed is None else array("packed values", packed[1]),
         np.zeros(keys.shape[0], dtype=np.int32) if packed is None else array("lengths", packed[2], torch.int32),
-        none if q_norm is None else array("q_norm", q_norm),
-        none if k_norm is None else array("k_norm", k_norm),
+        optional("q_norm", q_norm),
+        optional("k_norm", k_norm),
         np.float32(eps),
     )

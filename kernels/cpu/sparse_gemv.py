@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from kernels import Launch
-from kernels.cpu.common import EXACT, PRANGE, array, norm_arrays, normed, scratch
+from kernels.cpu.common import EXACT, PRANGE, array, integers, norm_arrays, normed, optional, scratch
 from kernels.norm import Norm
 from kernels.selection import Selection
 
@@ -60,47 +60,73 @@ def accumulate(index, value, first, last, w, low, high, y):  # type: ignore[no-u
 
 
 @numba.njit(fastmath=EXACT)
-def select_segments(x, thresholds, segments, kept, index, value, runs):  # type: ignore[no-untyped-def]
+def set_run(index, depth, count, low, high):  # type: ignore[no-untyped-def]
+    """Note behind a list of at most `depth` + 1 channels how many they are and which columns they go to."""
+    index[depth + 1], index[depth + 2], index[depth + 3] = count, low, high
+
+
+@numba.njit(fastmath=EXACT)
+def run_of(index):  # type: ignore[no-untyped-def]
+    """(channels, first column, end column) as `set_run` noted them."""
+    end = index.shape[0]
+    return index[end - 3], index[end - 2], index[end - 1]
+
+
+@numba.njit(fastmath=EXACT)
+def select_segments(x, thresholds, segments, kept, index, value):  # type: ignore[no-untyped-def]
     """List the channels of each run of neighbouring segments with one threshold; return how many runs there are.
 
-    Run r gets index[r], value[r] and runs[r] = (channels, first column, end column). Neighbours of equal threshold
-    are one run, so that a row of a fused weight stays one piece. The counts per segment go to `kept`.
+    Run r gets value[r] and index[r], whose last three numbers are (channels, first column, end column). Neighbours of
+    equal threshold are one run, so that a row of a fused weight stays one piece. The counts per segment go to `kept`.
     """
-    found, s = 0, 0
+    found, s, depth = 0, 0, x.shape[0]
     while s < thresholds.shape[0]:
         end = s + 1
         while end < thresholds.shape[0] and thresholds[end] == thresholds[s]:
             end += 1
         count = select(x, thresholds[s], index[found], value[found])
-        kept[s:end] = count
-        runs[found, 0], runs[found, 1], runs[found, 2] = count, segments[s], segments[end]
+        for i in range(s, end):
+            kept[i] = count
+        set_run(index[found], depth, count, segments[s], segments[end])
         found += 1
         s = end
     return found
 
 
 @numba.njit(fastmath=EXACT)
-def part_sums(index, value, runs, found, w, part, parts, sums):  # type: ignore[no-untyped-def]
+def part_sums(index, value, found, w, part, parts, sums):  # type: ignore[no-untyped-def]
     """Set sums (N,) to what `part` of `parts` contributes: its share of the channels of every run."""
     for r in range(found):
-        count = runs[r, 0]
+        count, low, high = run_of(index[r])
         first, last = count * part // parts, count * (part + 1) // parts
-        accumulate(index[r], value[r], first, last, w, runs[r, 1], runs[r, 2], sums)
+        accumulate(index[r], value[r], first, last, w, low, high, sums)
+
+
+@numba.njit(fastmath=EXACT)
+def add_parts(sums):  # type: ignore[no-untyped-def]
+    """Return sums[0] (N,), to which the other parts were added in an order that their number, a multiple of four,
+    decides.
+    """
+    parts, columns = sums.shape
+    total = sums[0]
+    for n in range(columns):
+        total[n] = (sums[0, n] + sums[1, n]) + (sums[2, n] + sums[3, n])
+    for p in range(4, parts, 4):
+        for n in range(columns):
+            total[n] += (sums[p, n] + sums[p + 1, n]) + (sums[p + 2, n] + sums[p + 3, n])
+    return total
 
 
 @numba.njit(parallel=PRANGE, fastmath=EXACT, cache=True)
 def _sparse_gemv(  # type: ignore[no-untyped-def]
-    raw, gain, eps, room, w, thresholds, segments, bias, y, add, kept, index, value, runs, sums
+    raw, gain, eps, room, w, thresholds, segments, bias, y, add, kept, index, value, sums
 ):
     parts = sums.shape[0]
     x = normed(raw, gain, eps, room)
-    found = select_segments(x, thresholds, segments, kept, index, value, runs)
+    found = select_segments(x, thresholds, segments, kept, index, value)
     for p in numba.prange(parts):
-        part_sums(index, value, runs, found, w, p, parts, sums[p])
-    total = sums[0]
-    for p in range(1, parts):
-        for n in range(y.shape[0]):
-            total[n] += sums[p, n]
+        part_sums(index, value, found, w, p, parts, sums[p])
+    total = add_parts(sums)
     for n in range(bias.shape[0]):
         total[n] += bias[n]
     if add:
@@ -121,14 +147,9 @@ def parts_of(depth: int) -> int:
     return parts
 
 
-def lists(depth: int, segments: int, batch: tuple[int, ...] = ()) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return index (S, K + 1), value (S, K + 1, *batch) and runs (S, 3), the scratch of a selection."""
-    shape = (segments, depth + 1)
-    return (
-        scratch("index", shape, np.int64),
-        scratch("value", (*shape, *batch)),
-        scratch("runs", (segments, 3), np.int64),
-    )
+def lists(depth: int, segments: int, batch: tuple[int, ...] = ()) -> tuple[np.ndarray, np.ndarray]:
+    """Return index (S, K + 4) and value (S, K + 1, *batch), the scratch of a selection."""
+    return scratch("index", (segments, depth + 4), np.int64), scratch("value", (segments, depth + 1, *batch))
 
 
 def bind(
@@ -147,8 +168,8 @@ def bind(
         *norm_arrays(norm),
         array("w_in", w_in),
         array("thresholds", selection.thresholds),
-        np.array(selection.segments, dtype=np.int64),
-        np.zeros(0, dtype=np.float32) if bias is None else array("bias", bias),
+        integers(*selection.segments),
+        optional("bias", bias),
         array("y", y),
         accumulate,
         array("kept", selection.kept, torch.int32),
