@@ -1,4 +1,7 @@
-"""Runs cells one after another, each in a fresh process, and keeps what each one came to.
+"""Runs cells one after another, each in a process of its own, and keeps what each one came to.
+
+A timed cell of a full run starts a fresh interpreter; any other is forked from one that has loaded the libraries
+(`fork_server`).
 
 A crash, a hang, an exhausted memory or a kill is that cell's error; the others go on. Nothing here knows what a cell
 measures.
@@ -6,6 +9,7 @@ measures.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import json
 import os
@@ -21,6 +25,7 @@ from typing import IO, Any
 
 from artifact import profiles
 from artifact.depends import ROOT
+from artifact.fork_server import Forked, ForkServer, Unavailable
 from artifact.portable import portable
 from artifact.profiles import Profile
 from artifact.records import STAMPED, Cell, CellError, CellResult, Progress, Run
@@ -28,6 +33,8 @@ from artifact.samples import CellId, Row
 
 STDERR_TAIL_CHARS = 4000
 Message = dict[str, Any]
+Worker = subprocess.Popen[str] | Forked
+_server: ForkServer | None = None
 
 
 def measure(run: Run, cells: list[Cell]) -> list[Row]:
@@ -133,31 +140,54 @@ def keep(run: Run, cell: Cell, result: CellResult) -> CellResult:
 
 
 def run_local(cell: Cell, profile: Profile, run: Run) -> CellResult:
-    """The cell in a fresh process of this machine, its progress shown by the run."""
-    return measure_here(cell, profile, run.progress)
+    """The cell in a process of this machine, its progress shown by the run."""
+    return measure_here(cell, profile, run.progress, may_fork=run.quick or not cell.timed)
 
 
-def measure_here(cell: Cell, profile: Profile, progress: Progress | None = None) -> CellResult:
-    """The cell in a fresh process of this machine, stopped with all its children at the cell's timeout or on an
-    interrupt.
-    """
+def measure_here(cell: Cell, profile: Profile, progress: Progress | None = None, may_fork: bool = False) -> CellResult:
+    """The cell in a process of this machine, stopped with all its children at the cell's timeout or on an interrupt."""
     with tempfile.TemporaryFile() as stderr:
         begin = time.monotonic()
-        process = subprocess.Popen(
-            [sys.executable, "-m", "artifact.worker"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=stderr,
-            cwd=ROOT,
-            env=worker_environment(profile),
-            text=True,
-            start_new_session=True,
-        )
+        process = _worker(profile, stderr, may_fork)
         try:
             result = _converse(process, cell, profile, progress, begin)
         finally:
             _kill_group(process)
         return _with_stderr(result, stderr) if result.status == "error" else result
+
+
+def _worker(profile: Profile, stderr: IO[bytes], may_fork: bool) -> Worker:
+    environment = worker_environment(profile)
+    if may_fork and sys.platform == "linux" and profile.device == "cpu":
+        with contextlib.suppress(Unavailable):
+            return _fork_server(environment).worker(stderr)
+    return subprocess.Popen(
+        [sys.executable, "-m", "artifact.worker"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=stderr,
+        cwd=ROOT,
+        env=environment,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def _fork_server(environment: dict[str, str]) -> ForkServer:
+    """The server of this process, started with the first cell that wants it."""
+    global _server
+    if _server is None or not _server.serves(environment):
+        _close_fork_server()
+        _server = ForkServer(environment, str(ROOT))
+    return _server
+
+
+@atexit.register
+def _close_fork_server() -> None:
+    global _server
+    if _server is not None:
+        _server.close()
+        _server = None
 
 
 def worker_environment(profile: Profile) -> dict[str, str]:
@@ -172,9 +202,7 @@ def worker_path() -> str:
     return os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
 
 
-def _converse(
-    process: subprocess.Popen[str], cell: Cell, profile: Profile, progress: Progress | None, begin: float
-) -> CellResult:
+def _converse(process: Worker, cell: Cell, profile: Profile, progress: Progress | None, begin: float) -> CellResult:
     """Send the request and collect messages until the worker ends, fails or runs out of time."""
     request = {"task": cell.task, "params": cell.params, "threads": profile.threads}
     messages: queue.Queue[str | None] = queue.Queue()
@@ -216,7 +244,7 @@ def _parse(line: str) -> Message:
     return message if isinstance(message, dict) else {}
 
 
-def _outcome(process: subprocess.Popen[str], rows: list[Row], last: Message, begin: float) -> CellResult:
+def _outcome(process: Worker, rows: list[Row], last: Message, begin: float) -> CellResult:
     """Judge a worker whose output has ended: good only with its own count of rows and exit status 0."""
     try:
         # Its input stays open until it has ended: the end of the input would stop it in the middle of a clean exit.
@@ -246,7 +274,7 @@ def _with_stderr(result: CellResult, stderr: IO[bytes]) -> CellResult:
     return CellResult("error", [], result.seconds, result.peak_bytes, result.error, result.usage, tail)
 
 
-def _kill_group(process: subprocess.Popen[str]) -> None:
+def _kill_group(process: Worker) -> None:
     """End the worker and whatever it has started. Its group outlives it, so the group is signalled first."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)

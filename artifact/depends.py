@@ -28,7 +28,18 @@ MEASURING = (
     "kernels/**/*.py",
     "kernels/**/*.cu",
 )
-_VIEWS = ("campaign", "ray_executor", "claim", "cli", "console", "depends", "errors", "portable", "predict")
+_VIEWS = (
+    "campaign",
+    "fork_server",
+    "ray_executor",
+    "claim",
+    "cli",
+    "console",
+    "depends",
+    "errors",
+    "portable",
+    "predict",
+)
 _RECORDS = ("records", "results_check", "samples", "stats", "system", "verify")
 NOT_MEASURING = frozenset(f"{stem}.py" for stem in (*_VIEWS, *_RECORDS))
 LARGE_BYTES = 256 << 20

@@ -31,7 +31,10 @@ QUICK_BUDGET_S, FULL_BUDGET_S = 120.0, 360.0  # of one claim
 
 @dataclass(frozen=True)
 class Cell:
-    """One measurement in one fresh process: `task` ("module:function") is called with `params` and yields rows."""
+    """One measurement in one process: `task` ("module:function") is called with `params` and yields rows.
+
+    timed: its rows hold times, which a full run measures in a freshly started process.
+    """
 
     claim: str
     key: str
@@ -39,6 +42,7 @@ class Cell:
     params: dict[str, Any]
     block: int = 0
     timeout_s: float = 900.0
+    timed: bool = True
 
 
 @dataclass(frozen=True)
@@ -130,7 +134,7 @@ class Run:
         return max(self._expected, len(self._announced)), len(self._announced) - missing
 
     def measure(self, cells: list[Cell]) -> list[Row]:
-        """Run the cells that are not complete, each in a fresh process, and return the rows of all of them in order.
+        """Run the cells that are not complete, each in its own process, and return the rows of all of them in order.
 
         A complete cell whose `depends` hash still holds is not run again. Raises CellError naming the failed cells
         after the others have finished; their rows are kept.

@@ -1,4 +1,5 @@
-"""One cell in one fresh process: `python -m artifact.worker` reads a JSON request and writes JSON lines.
+"""One cell in one process: `python -m artifact.worker`, or a fork of one that has the libraries loaded, reads a JSON
+request and writes JSON lines.
 
 Request (first line of standard input): {"task": "module:function", "params": {...}, "threads": 2}.
 Answers (standard output): {"row": {...}}, {"progress": 0.4, "doing": "..."}, then {"done": rows, ...} or {"error":
@@ -22,7 +23,7 @@ THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"
 PROTOCOL_KEYS = frozenset({"progress", "doing"})
 
 
-def main() -> int:
+def main(forked: bool = False) -> int:
     """Run the requested task; 0 when it ended, 1 when it raised."""
     from artifact.errors import UserError
 
@@ -48,7 +49,7 @@ def main() -> int:
         # Whatever ends the task is this cell's reason; it is re-raised so that its traceback reaches the record.
         send(out, {"error": f"{type(error).__name__}: {_first_line(error)}", "usage": False})
         raise
-    seconds, worker = time.perf_counter() - begin, describe()
+    seconds, worker = time.perf_counter() - begin, describe(forked)
     if "torch" in sys.modules and sys.modules["torch"].cuda.is_initialized():
         worker["gpu_before"], worker["gpu_after"] = idle, gpu_state.sample()
         worker["gpu_peak_bytes"] = sys.modules["torch"].cuda.max_memory_reserved()
@@ -79,12 +80,12 @@ def peak_bytes() -> int:
     return peak if sys.platform == "darwin" else peak * 1024  # macOS counts bytes, Linux KiB
 
 
-def describe() -> dict[str, Any]:
+def describe(forked: bool) -> dict[str, Any]:
     """The process as the record needs it:
 
-    id, threads asked for and threads that torch really uses, where it was imported.
+    id, threads asked for and threads that torch really uses, where it was imported; whether it was forked.
     """
-    found: dict[str, Any] = {"pid": os.getpid(), "threads": int(os.environ["OMP_NUM_THREADS"])}
+    found: dict[str, Any] = {"pid": os.getpid(), "forked": forked, "threads": int(os.environ["OMP_NUM_THREADS"])}
     if (torch := sys.modules.get("torch")) is not None:
         found["torch_threads"] = torch.get_num_threads()
     return found

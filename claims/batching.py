@@ -119,12 +119,8 @@ def measure(run: Run) -> None:
     batches, context = (QUICK_BATCHES, QUICK_CONTEXT) if run.quick else (BATCHES, CONTEXT)
     blocks, steps = (QUICK_BLOCKS, QUICK_STEPS) if run.quick else (BLOCKS, STEPS)
     common = profile_params(run.profile) | {"batches": list(batches), "context": context, "r_p": R_P}
-    run.measure(
-        [
-            Cell(NAME, f"union-{block}", UNION, common | {"steps": COUNTED_STEPS, "first": block * max(batches)}, block)
-            for block in range(blocks)
-        ]
-    )
+    counts = [common | {"steps": COUNTED_STEPS, "first": block * max(batches)} for block in range(blocks)]
+    run.measure([Cell(NAME, f"union-{block}", UNION, own, block, timed=False) for block, own in enumerate(counts)])
     sweeps = QUICK_SWEEPS if run.quick else SWEEPS
     longest = max(long for _, (_, long) in SWEEPS)  # also of a quick run: the prefill is shared with other claims
     ends = [n for _, pair in sweeps for n in range(256, max(pair) + 1, 256)]

@@ -26,6 +26,11 @@ def rows(params: Params) -> Iterator[dict[str, Any]]:
         yield {"i": i, "value": params.get("value", 1.5) * i}
 
 
+def origins(params: Params) -> Iterator[dict[str, Any]]:
+    """Who started this process, and whether it came with the libraries loaded."""
+    yield {"parent": os.getppid(), "loaded": int("torch" in sys.modules), "columns": os.environ.get("COLUMNS", "")}
+
+
 def held(params: Params) -> Iterator[dict[str, Any]]:
     """Yields a row, says that it is under way by creating `started`, then waits until `release` exists."""
     yield {"i": 0, "value": 0.0}

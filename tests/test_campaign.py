@@ -17,6 +17,8 @@ import psutil
 import pytest
 from fake_campaign import PROFILE
 
+from artifact import campaign
+from artifact.profiles import Profile
 from artifact.records import STAMPED, Cell, CellError, CellResult, Run, errors_of, rows_of
 from artifact.samples import SampleLog
 
@@ -27,6 +29,19 @@ PATIENCE_S = 60.0
 @pytest.fixture(autouse=True)
 def workers_find_the_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", f"{TESTS.parent}{os.pathsep}{TESTS}")
+    complete = campaign.worker_environment
+
+    def without_the_name_of_the_test(profile: Profile) -> dict[str, str]:
+        """So that one fork server serves all tests."""
+        return {name: value for name, value in complete(profile).items() if name != "PYTEST_CURRENT_TEST"}
+
+    monkeypatch.setattr(campaign, "worker_environment", without_the_name_of_the_test)
+
+
+@pytest.fixture(params=["started", "forked"])
+def timed(request: pytest.FixtureRequest) -> bool:
+    """Cells of both kinds: a fresh interpreter, or a fork of one that has loaded the libraries."""
+    return bool(request.param == "started")
 
 
 @pytest.fixture
@@ -36,8 +51,10 @@ def run(tmp_path: Path) -> Iterator[Run]:
         yield opened
 
 
-def cell(key: str, task: str = "rows", timeout_s: float = PATIENCE_S, block: int = 0, **params: Any) -> Cell:
-    return Cell("fake", key, f"fake_tasks:{task}", params, block, timeout_s)
+def cell(
+    key: str, task: str = "rows", timeout_s: float = PATIENCE_S, block: int = 0, timed: bool = True, **params: Any
+) -> Cell:
+    return Cell("fake", key, f"fake_tasks:{task}", params, block, timeout_s, timed)
 
 
 def plain(path: Path) -> list[tuple[Any, ...]]:
@@ -81,8 +98,8 @@ def test_rows_come_back_in_order_with_their_columns_and_are_measured_once(run: R
     assert Path(marks).read_text().split() == ["a", "a1"]
 
 
-def test_each_cell_has_a_process_of_its_own(run: Run) -> None:
-    run.measure([cell("a"), cell("b")])
+def test_each_cell_has_a_process_of_its_own(run: Run, timed: bool) -> None:
+    run.measure([cell("a", timed=timed), cell("b", timed=timed)])
     workers = [group.closing["worker"]["pid"] for group in run.log.groups()]
     assert len(set(workers)) == 2 and os.getpid() not in workers
     assert all(group.closing["peak_bytes"] > 1e6 for group in run.log.groups())
@@ -102,9 +119,9 @@ def test_each_cell_has_a_process_of_its_own(run: Run) -> None:
     ],
 )
 def test_a_cell_that_dies_is_its_own_error_and_the_others_finish(
-    run: Run, task: str, params: dict[str, Any], reason: str
+    run: Run, task: str, params: dict[str, Any], reason: str, timed: bool
 ) -> None:
-    cells = [cell("before"), cell("bad", task, **params), cell("after")]
+    cells = [cell("before", timed=timed), cell("bad", task, timed=timed, **params), cell("after", timed=timed)]
     with pytest.raises(CellError, match=reason) as caught:
         run.measure(cells)
     assert not caught.value.usage
@@ -113,9 +130,9 @@ def test_a_cell_that_dies_is_its_own_error_and_the_others_finish(
     assert recorded.startswith("cell bad: ") and not usage
 
 
-def test_the_record_keeps_the_last_words_of_a_dead_worker(run: Run) -> None:
+def test_the_record_keeps_the_last_words_of_a_dead_worker(run: Run, timed: bool) -> None:
     with pytest.raises(CellError):
-        run.measure([cell("bad", "leave", status=7)])
+        run.measure([cell("bad", "leave", timed=timed, status=7)])
     (group,) = run.log.groups()
     assert "last words on standard error" in group.closing["stderr"]
 
@@ -129,11 +146,12 @@ def test_a_users_mistake_inside_a_worker_stays_a_users_mistake(run: Run) -> None
     assert not caught.value.usage
 
 
-def test_a_hanging_cell_is_stopped_with_its_children(run: Run, tmp_path: Path) -> None:
+def test_a_hanging_cell_is_stopped_with_its_children(run: Run, tmp_path: Path, timed: bool) -> None:
+    run.measure([cell("before", timed=timed)])
     child = tmp_path / "child"
     with pytest.raises(CellError, match="no result after 3 s"):
-        run.measure([cell("hung", "hang", timeout_s=3.0, child=str(child)), cell("after")])
-    assert {row["cell"] for row in run.rows("fake")} == {"after"}
+        run.measure([cell("hung", "hang", timeout_s=3.0, timed=timed, child=str(child)), cell("after", timed=timed)])
+    assert {row["cell"] for row in run.rows("fake")} == {"before", "after"}
     assert gone(int(child.read_text()))
 
 
@@ -144,12 +162,12 @@ def test_a_failed_cell_is_measured_again_on_the_next_call(run: Run) -> None:
     assert errors_of(run.log, "fake") == []
 
 
-def test_what_a_library_prints_is_never_taken_for_a_row(run: Run) -> None:
-    assert [row["i"] for row in run.measure([cell("a", "prints")])] == [0]
+def test_what_a_library_prints_is_never_taken_for_a_row(run: Run, timed: bool) -> None:
+    assert [row["i"] for row in run.measure([cell("a", "prints", timed=timed)])] == [0]
 
 
-def test_thread_counts_are_set_before_anything_heavy_is_imported(run: Run) -> None:
-    (row,) = run.measure([cell("a", "environment")])
+def test_thread_counts_are_set_before_anything_heavy_is_imported(run: Run, timed: bool) -> None:
+    (row,) = run.measure([cell("a", "environment", timed=timed)])
     assert {row[name] for name in row if name.endswith("_THREADS")} == {"1"} and row["torch"] == 1
 
 
@@ -186,12 +204,44 @@ def as_json(key: str, task: str = "rows", **params: Any) -> dict[str, Any]:
     return {"key": key, "task": f"fake_tasks:{task}", "params": params, "timeout_s": PATIENCE_S}
 
 
+def test_timed_cells_of_a_full_run_start_anew_and_all_others_are_forked(tmp_path: Path) -> None:
+    found = {}
+    for quick in (False, True):
+        with Run(tmp_path / str(quick), PROFILE, quick) as run:
+            run.start_claim("fake", TESTS / "fake_campaign.py")
+            for timed in (True, False):
+                (found[quick, timed],) = run.measure([cell(f"{timed}", "origins", timed=timed)])
+    started = found.pop((False, True))
+    assert started["parent"] == os.getpid() and not started["loaded"]
+    (server,) = {row["parent"] for row in found.values()}
+    assert server != os.getpid() and all(row["loaded"] for row in found.values())
+
+
+def test_forked_workers_outlive_neither_their_server_nor_a_change_of_environment(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def origin(key: str) -> dict[str, Any]:
+        (row,) = run.measure([cell(key, "origins", timed=False)])
+        return row
+
+    first = origin("a")
+    os.kill(first["parent"], signal.SIGKILL)
+    assert gone(first["parent"])
+    second = origin("b")
+    assert second["loaded"] and second["parent"] != first["parent"] and origin("c")["parent"] == second["parent"]
+    monkeypatch.setenv("COLUMNS", "77")
+    third = origin("d")
+    assert third["columns"] == "77" and third["parent"] != second["parent"] and gone(second["parent"])
+
+
 @pytest.mark.parametrize("victim", ["parent", "worker", "interrupt", "terminate"])
-def test_killed_anywhere_the_resumed_run_equals_an_uninterrupted_one(tmp_path: Path, victim: str) -> None:
+def test_killed_anywhere_the_resumed_run_equals_an_uninterrupted_one(tmp_path: Path, victim: str, timed: bool) -> None:
     started, release = tmp_path / "started", tmp_path / "release"
-    cells = [as_json("a"), as_json("b", "held", started=str(started), release=str(release)), as_json("c")]
+    held = as_json("b", "held", started=str(started), release=str(release))
+    cells = [one | {"timed": timed} for one in (as_json("a"), held, as_json("c"))]
     parent = start(tmp_path / "r", cells)
     worker = int(wait_for(started, parent))
+    server = psutil.Process(worker).ppid()  # the campaign itself where workers are started
     if victim == "worker":
         os.kill(worker, signal.SIGKILL)
     else:
@@ -200,7 +250,7 @@ def test_killed_anywhere_the_resumed_run_equals_an_uninterrupted_one(tmp_path: P
     _, complaint = parent.communicate(timeout=PATIENCE_S)
     expected = {"parent": -signal.SIGKILL, "worker": 1, "interrupt": 130, "terminate": 130}[victim]
     assert parent.returncode == expected, complaint
-    assert gone(worker)
+    assert gone(worker) and gone(server)
     assert ("Traceback" in complaint) == (victim == "worker")
     assert rows_of(SampleLog(tmp_path / "r" / "samples.jsonl"), "fake")[0]["cell"] == "a"
 

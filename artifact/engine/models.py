@@ -1,13 +1,14 @@
 """Weights of a decoder in the layouts that the kernels read, from a checkpoint or made up with exact shapes.
 
-Every projection is held twice: output-major for the dense step, input-major (one row per input channel) for the
-sparse one, where a skipped channel is a skipped contiguous row. Loading checks every tensor: name, shape and that all
-numbers are finite.
+A projection is held output-major for the dense step and, once a sparse step has been bound, input-major as well (one
+row per input channel), where a skipped channel is a skipped contiguous row. Loading checks every tensor: name, shape
+and that all numbers are finite.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
@@ -26,11 +27,15 @@ STORED = (torch.float32, torch.float16, torch.bfloat16)
 
 @dataclass(frozen=True)
 class Matrix:
-    """One (fused) projection: `w` (N, K) output-major and `w_in` (K, N) input-major hold the same numbers."""
+    """One (fused) projection: `w` (N, K) output-major, and the same numbers input-major for whoever skips inputs."""
 
     w: torch.Tensor
-    w_in: torch.Tensor
     bias: torch.Tensor | None = None
+
+    @cached_property
+    def w_in(self) -> torch.Tensor:
+        """(K, N), made when it is first asked for: dense decoding and scoring in one pass do without."""
+        return placed(self.w.T)
 
 
 @dataclass(frozen=True)
@@ -121,7 +126,7 @@ def synthetic(shape: Shape, device: str, dtype: torch.dtype, seed: int = 0) -> W
 
     def matrix(rows: int, columns: int) -> Matrix:
         w = normal(rows, columns)
-        return Matrix(w, placed(w.T))
+        return Matrix(w)
 
     def layer() -> Layer:
         ones = torch.ones(shape.hidden, device=device)
@@ -190,13 +195,13 @@ class _Reader:
         return out
 
     def matrix(self, names: list[str], outputs: list[int], inputs: int, biased: bool = False) -> Matrix:
-        """Return a fused projection in both layouts, with the fused bias when the checkpoint has one or must have."""
+        """Return a fused projection, with the fused bias when the checkpoint has one or must have."""
         w = self.fused([f"{name}.weight" for name in names], [(rows, inputs) for rows in outputs])
         biases = [f"{name}.bias" for name in names]
         bias = None
         if biased or any(self.has(name) for name in biases):
             bias = self.fused(biases, [(rows,) for rows in outputs], torch.float32)
-        return Matrix(w, placed(w.T), bias)
+        return Matrix(w, bias)
 
 
 def _layer(reader: _Reader, shape: Shape, index: int) -> Layer:

@@ -175,10 +175,10 @@ def _by_output(matrix: Matrix, parts: tuple[int, ...], rank: Rank) -> Matrix:
     """This rank's rows of each fused part, biases with them."""
     w = torch.cat([_slice(part, 0, rank) for part in matrix.w.split(parts)])
     bias = None if matrix.bias is None else torch.cat([_slice(part, 0, rank) for part in matrix.bias.split(parts)])
-    return Matrix(w, placed(w.T), bias)
+    return Matrix(w, bias)
 
 
 def _by_input(matrix: Matrix, rank: Rank) -> Matrix:
     """This rank's input channels; the bias is added once, by the first rank."""
     w = placed(_slice(matrix.w, 1, rank))
-    return Matrix(w, placed(w.T), matrix.bias if rank.index == 0 else None)
+    return Matrix(w, matrix.bias if rank.index == 0 else None)

@@ -152,6 +152,7 @@ class Layerwise:
         count = int(tokens.shape[0])
         at = torch.arange(cache.tokens, cache.tokens + count, device=weights.device, dtype=torch.float32)
         self._angles = at[:, None] * weights.inv_freq
+        self._mixed: dict[tuple[int, tuple[float, ...] | None], torch.Tensor] = {}  # of one layer at a time
         self.inputs = [weights.embedding[self._tokens].float()]
         for index in range(weights.shape.layers - 1):
             self.inputs.append(self.output(index, None))
@@ -159,11 +160,16 @@ class Layerwise:
     @torch.inference_mode()
     def output(self, index: int, thresholds: torch.Tensor | None) -> torch.Tensor:
         """Return (m, H): the output of layer `index` on its dense input, with one threshold per projection (7,)."""
-        hidden = self.inputs[index].clone()
-        seen = self._cache.entries(index)
-        dense, limits = DenseRows(self._weights), {} if thresholds is None else {index: thresholds}
-        rows: Rows = ThresholdedRows(self._weights, limits) if limits else dense
-        _layer(self._weights, self._weights.layers[index], index, hidden, self._tokens, self._angles, seen, rows)
+        weights, hidden = self._weights, self.inputs[index].clone()
+        dense, limits = DenseRows(weights), {} if thresholds is None else {index: thresholds}
+        rows: Rows = ThresholdedRows(weights, limits) if limits else dense
+        # The thresholds of o and of the MLP change nothing before them: trials of those share an attention.
+        key = (index, None if thresholds is None else tuple(thresholds[:3].tolist()))
+        if key not in self._mixed:
+            seen = self._cache.entries(index)
+            self._mixed = {known: mixed for known, mixed in self._mixed.items() if known[0] == index}
+            self._mixed[key] = _mix(weights, weights.layers[index], index, hidden, self._angles, seen, rows)[0]
+        _finish(weights, weights.layers[index], index, hidden, self._mixed[key], self._tokens, rows)
         return hidden
 
 
@@ -178,6 +184,21 @@ def _layer(
     rows: Rows,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Advance hidden (m, H) in place; return rotated queries (heads, m, d) and new keys and values (kv_heads, m, d)."""
+    mixed, queries, keys, values = _mix(weights, layer, index, hidden, angles, retained, rows)
+    _finish(weights, layer, index, hidden, mixed, tokens, rows)
+    return queries, keys, values
+
+
+def _mix(
+    weights: Weights,
+    layer: Layer,
+    index: int,
+    hidden: torch.Tensor,
+    angles: torch.Tensor,
+    retained: Entries,
+    rows: Rows,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return what attention mixes of hidden (m, H), (m, heads * d), with rotated queries, new keys and values."""
     shape, eps = weights.shape, weights.eps
     count, dim = hidden.shape[0], shape.head_dim
     q_width, kv_width = shape.heads * dim, shape.kv_heads * dim
@@ -188,9 +209,21 @@ def _layer(
     queries, keys = q.transpose(0, 1).to(weights.dtype), k.transpose(0, 1).to(weights.dtype)
     values = v.view(count, shape.kv_heads, dim).transpose(0, 1).to(weights.dtype)
     mixed = _attend(queries, keys, values, retained).transpose(0, 1).reshape(count, q_width).float()
+    return mixed, queries, keys, values
+
+
+def _finish(
+    weights: Weights,
+    layer: Layer,
+    index: int,
+    hidden: torch.Tensor,
+    mixed: torch.Tensor,
+    tokens: torch.Tensor,
+    rows: Rows,
+) -> None:
+    """Advance hidden (m, H) in place by the output projection of what attention mixed, and by the MLP."""
     hidden += rows.o(index, layer, mixed)
-    hidden += rows.mlp(index, layer, _norm(hidden, layer.mlp_norm, eps), tokens)
-    return queries, keys, values
+    hidden += rows.mlp(index, layer, _norm(hidden, layer.mlp_norm, weights.eps), tokens)
 
 
 def _attend(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, retained: Entries) -> torch.Tensor:

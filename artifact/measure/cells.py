@@ -96,14 +96,13 @@ def decode(params: Row) -> Iterator[Row]:
     """
     prepared = yield from live(lambda say: prepared_for(params, say))
     device = prepared.weights.device
-    before = read_bandwidth(device)
     rows = []
     for number, group in enumerate(params["groups"]):
         doing = ", ".join(sorted({f"{one['context'] / K_TOKENS:.1f}K" for one in group}))
         yield {"progress": number / len(params["groups"]), "doing": f"decoding at {doing}"}
         measured = measure_group(prepared, group, int(params["steps"]), int(params["order_seed"]))
         rows += [{**row, "group": number} for row in measured]
-    bandwidth = before.best(read_bandwidth(device))
+    bandwidth = read_bandwidth(device)
     for row in rows:
         bandwidth = settled(row, bandwidth, device)
         yield {**row, "read_gbps": bandwidth.median_gbps, "note": params["note"]}

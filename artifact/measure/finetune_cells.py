@@ -57,9 +57,8 @@ def _train(
 def adapter_cell(run: Run, claim: str, sizes: Sizes, arm: Arm, recipe: Recipe) -> Cell:
     """A cell that finds the adapter of an arm, or trains a short one."""
     params = profile_params(run.profile) | {"sizes": sizes.record(), "arm": arm.record(), "recipe": asdict(recipe)}
-    return Cell(
-        claim, f"adapter-{arm.label}", "artifact.measure.finetune_cells:found_or_trained", params, timeout_s=3600.0
-    )
+    task = "artifact.measure.finetune_cells:found_or_trained"
+    return Cell(claim, f"adapter-{arm.label}", task, params, timeout_s=3600.0, timed=False)
 
 
 def found_or_trained(params: Row) -> Iterator[Row]:

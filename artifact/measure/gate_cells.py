@@ -43,7 +43,6 @@ def measure(params: Row) -> Iterator[Row]:
     """Task: per length one row of kind `selection` and four of kind `step` (as `measure.cells` has them)."""
     prepared = yield from live(lambda say: prepared_for(params, say))
     device = prepared.weights.device
-    before = read_bandwidth(device)
     rows: list[Row] = []
     r_kv, steps, seed = float(params["ratios"][1]), int(params["steps"]), int(params["order_seed"])
     for number, group in enumerate(params["groups"]):
@@ -53,7 +52,7 @@ def measure(params: Row) -> Iterator[Row]:
     for context in params["contexts"]:
         once_ms = selection_ms(prepared, context, r_kv, steps)
         yield {"kind": SELECTION, "context": context, "r_kv": r_kv, "once_ms": once_ms, "text": prepared.text}
-    bandwidth = before.best(read_bandwidth(device))
+    bandwidth = read_bandwidth(device)
     for row in rows:
         bandwidth = settled(row, bandwidth, device)
         yield {**row, "read_gbps": bandwidth.median_gbps, "note": params["note"]}

@@ -48,7 +48,6 @@ def decode(params: Row) -> Iterator[Row]:
     if any(arm.simulated for arm in arms):
         raise ValueError("a simulated arm has no time of its own; take it out of the request")
     device = prepared.weights.device
-    before = read_bandwidth(device)
     yield {"progress": 0.3, "doing": f"binding {len(arms)} arms at {context:,} tokens"}
     decoders = {arm.label: _build(prepared, arm, context, steps, params) for arm in arms}
     errors = {label: gate_step(decoder) for label, decoder in decoders.items()}
@@ -57,7 +56,7 @@ def decode(params: Row) -> Iterator[Row]:
             decoder.capture()
     yield {"progress": 0.6, "doing": f"decoding at {context:,} tokens"}
     samples = interleave(decoders, steps, WARMUP_STEPS)
-    bandwidth = before.best(read_bandwidth(device))
+    bandwidth = read_bandwidth(device)
     for arm in arms:
         decoder = decoders[arm.label]
         counted = decoder.counted()

@@ -63,18 +63,20 @@ def timed(params: Row) -> Iterator[Row]:
     yield {"progress": 0.0, "doing": f"preparing {len(arms)} arms"}
     make = _synthetic if is_name(params["model"]) else _trained
     weights, tokens, branches, label = make(params, arms, context + steps + EXTRA_STEPS + 1)
-    decoders = {}
-    for arm in arms:
-        cache = prefill(weights, tokens[:context], context + steps + EXTRA_STEPS).cache
-        decoders[arm.label] = Decoder(weights, cache, tokens.clone(), branches[arm.label])
+    prompt = prefill(weights, tokens[:context], context).cache
+    decoders = {
+        arm.label: Decoder(
+            weights, prompt.fork(context, context + steps + EXTRA_STEPS), tokens.clone(), branches[arm.label]
+        )
+        for arm in arms
+    }
     yield {"progress": 0.5, "doing": "checking one step of every arm, then timing"}
-    before = read_bandwidth(weights.device)
     errors = {name: gate_step(decoder) for name, decoder in decoders.items()}
     if weights.device.type == "cuda":
         for decoder in decoders.values():
             decoder.capture()
     samples = interleave(decoders, steps, WARMUP_STEPS, int(params["order_seed"]))
-    bandwidth = before.best(read_bandwidth(weights.device))
+    bandwidth = read_bandwidth(weights.device)
     counts = {arm.label: counted(arm, decoders[arm.label], steps) for arm in arms}
     for arm in arms:
         decoder = decoders[arm.label]

@@ -45,7 +45,7 @@ def score_windows(run: Run, claim: str, protocol: Protocol, arms: Sequence[Confi
             chosen = list(range(first, min(first + WINDOWS_PER_CELL, protocol.windows)))
             params = {**common, "arms": [arm.record() for arm in own], "chosen": chosen}
             task = "artifact.measure.quality_cells:scored"
-            cells.append(Cell(claim, f"{name}-{first}", task, params, timeout_s=3600.0))
+            cells.append(Cell(claim, f"{name}-{first}", task, params, timeout_s=3600.0, timed=False))
     return run.measure(cells)
 
 
@@ -63,7 +63,14 @@ def answer_cell(
     """
     require_distinct(arms)
     params = {**profile_params(run.profile), "prompts": list(prompts), "arms": [arm.record() for arm in arms]}
-    return Cell(claim, key, "artifact.measure.quality_cells:answered", params | {"tuning": tuning}, timeout_s=3600.0)
+    return Cell(
+        claim,
+        key,
+        "artifact.measure.quality_cells:answered",
+        params | {"tuning": tuning},
+        timeout_s=3600.0,
+        timed=False,
+    )
 
 
 def prompts_of(test: str, tokens: int, placements: int, second_turn: bool = False) -> Row:

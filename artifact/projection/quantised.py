@@ -76,7 +76,7 @@ def _stood_for(layer: Layer, sites: dict[str, Quantised], dtype: torch.dtype) ->
     def matrix(site: str) -> Matrix:
         w = dequantise(sites[site], torch.float32).to(dtype)
         own: Matrix = getattr(layer, site)
-        return Matrix(w, w.T, own.bias)
+        return Matrix(w, own.bias)
 
     return replace(layer, qkv=matrix("qkv"), o=matrix("o"), gate_up=matrix("gate_up"), down=matrix("down"))
 

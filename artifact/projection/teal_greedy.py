@@ -121,19 +121,21 @@ def block_errors(weights: Weights, calibration: Calibration, tokens: torch.Tenso
     filled = prefill(weights, tokens[: count - ROWS])
     run = teacher.Layerwise(weights, filled.cache, tokens[count - ROWS :])
     outputs: dict[int, torch.Tensor] = {}
+    tables: dict[float, torch.Tensor] = {}  # thresholds (L, 7) of a keep ratio
+
+    def limit(layer: int, column: int, keep: float) -> torch.Tensor:
+        if keep not in tables:
+            tables[keep] = calibration.thresholds(keep).values
+        return tables[keep][layer, column]
 
     def error(layer: int, keeps: torch.Tensor) -> float:
         if layer not in outputs:
             outputs[layer] = run.output(layer, None)
-        limits = torch.stack([_threshold(calibration, layer, i, float(keep)) for i, keep in enumerate(keeps)])
+        limits = torch.stack([limit(layer, i, float(keep)) for i, keep in enumerate(keeps)])
         dense = outputs[layer]
         return float((run.output(layer, limits) - dense).norm() / (dense - run.inputs[layer]).norm())
 
     return error
-
-
-def _threshold(calibration: Calibration, layer: int, column: int, keep: float) -> torch.Tensor:
-    return calibration.thresholds(keep).values[layer, column]
 
 
 def describe(greedy: Greedy) -> dict[str, float]:
