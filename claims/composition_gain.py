@@ -40,8 +40,8 @@ DENSE_PPL = PAPER["ppl.dense.32k"].value
 PAPER_BUDGETS = tuple(PAPER[f"budget.{size}"].value / DENSE_PPL for size in ("0.1", "0.2", "0.5", "1.0"))
 BUDGETS = (*PAPER_BUDGETS, 0.25, 0.4)
 LEAST_GAIN = 1 + PAPER["composition.a100.low"].value / 100
-BLOCKS, QUICK_BLOCKS = 5, 3
-STEPS, QUICK_STEPS, SCREEN_STEPS = 30, 12, 12
+BLOCKS, QUICK_BLOCKS = 7, 3
+STEPS, QUICK_STEPS, SCREEN_STEPS = 20, 12, 12
 GROUP = 5  # members beside dense that are alive together: each holds a cache of its own
 EVERYWHERE = frozenset(NAMES)
 # On a model for which the selection is not free, a tight budget buys so little of both branches that 14% is out of

@@ -34,8 +34,8 @@ SPARSITY, OPERATING = PAPER["matched.high"].value / 100, PAPER["routed.mid"].val
 # the perplexity of SATS from 18.1 to 15.4 on the embedded model.
 TRAINING_STEPS, QUICK_TRAINING_STEPS = 16, 6
 TRAINING_MINUTES = 1.0  # at most, for either method
-BLOCKS, QUICK_BLOCKS = 4, 3
-STEPS, QUICK_STEPS = 32, 12
+BLOCKS, QUICK_BLOCKS = 7, 3
+STEPS, QUICK_STEPS = 20, 12
 CONTEXTS = {"embedded": 256, "gpu": 1024, "paper": 1024}
 SHAPES = ("Llama-3.1-8B", "Qwen3-8B")
 TRAINED, EVERYWHERE = frozenset(("embedded", "paper")), frozenset(NAMES)

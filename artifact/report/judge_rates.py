@@ -120,7 +120,7 @@ TAIL = """
   that is symmetric: 3 of the 128 ways to sign seven blocks lie beyond a bound of the signed-rank interval, 2.34%. For
   ten blocks it is 2.44%, which the simulation's own scatter takes to either side of the limit.
 - Looking again after every further block is one more chance to err each time: up to eight or ten blocks while undecided
-  goes past the limit. The crossover claim takes seven and judges once.
+  goes past the limit. Every claim that measures time takes seven and judges once.
 - Six do for false `reproduced`, and for false `contradicted` wherever the two states of a clock lie within the region:
   all six blocks agree by chance in 1 of 32 runs, half of them on each side. Five agree in 1 of 16, three in 1 of 4, and
   no interval can make up for that. A run of fewer blocks relies on a quiet machine; the regions are the same.
