@@ -37,6 +37,13 @@ class Matrix:
         """(K, N), made when it is first asked for: dense decoding and scoring in one pass do without."""
         return placed(self.w.T)
 
+    @classmethod
+    def input_major(cls, w_in: torch.Tensor) -> Matrix:
+        """Hold w_in (K, N) alone, where memory has no room for both; `w` is then a view that dense kernels refuse."""
+        made = cls(w_in.T)
+        made.__dict__["w_in"] = w_in
+        return made
+
 
 @dataclass(frozen=True)
 class Layer:
@@ -116,17 +123,21 @@ def load_tokenizer(source: str) -> PreTrainedTokenizerBase:
     return found
 
 
-def synthetic(shape: Shape, device: str, dtype: torch.dtype, seed: int = 0) -> Weights:
-    """Weights of exact shape with normal entries scaled by 1/sqrt(K), for timing where no trained ones can be had."""
+def synthetic(shape: Shape, device: str, dtype: torch.dtype, seed: int = 0, input_major: bool = False) -> Weights:
+    """Weights of exact shape with normal entries scaled by 1/sqrt(K), for timing where no trained ones can be had.
+
+    input_major: hold projections for sparse steps alone.
+    """
     generator = torch.Generator(device=device).manual_seed(seed)
 
-    def normal(rows: int, columns: int) -> torch.Tensor:
+    def normal(rows: int, columns: int, scale: float | None = None) -> torch.Tensor:
         values = empty((rows, columns), dtype, device)
-        return values.normal_(0.0, columns**-0.5, generator=generator)
+        return values.normal_(0.0, scale or columns**-0.5, generator=generator)
 
-    def matrix(rows: int, columns: int) -> Matrix:
-        w = normal(rows, columns)
-        return Matrix(w)
+    def matrix(outputs: int, inputs: int) -> Matrix:
+        if input_major:
+            return Matrix.input_major(normal(inputs, outputs, inputs**-0.5))
+        return Matrix(normal(outputs, inputs))
 
     def layer() -> Layer:
         ones = torch.ones(shape.hidden, device=device)

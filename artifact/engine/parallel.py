@@ -96,7 +96,7 @@ class ParallelDecoder:
         projection: Projection | None = None,
         packed: Any = None,
     ) -> None:
-        self.rank = rank
+        self.rank, self.weights = rank, weights
         self.local = Decoder(weights, cache, tokens, _Summed(projection or Dense(), rank), packed)
         self.logits = torch.empty(weights.shape.vocab * rank.size, dtype=torch.float32, device=weights.device)
 
@@ -104,6 +104,14 @@ class ParallelDecoder:
         """Decode one token on all ranks together."""
         self.local.step()
         dist.all_gather_into_tensor(self.logits, self.local.logits)
+
+    def check_room(self, steps: int) -> None:
+        """Raise UserError unless this rank's caches hold `steps` more tokens."""
+        self.local.check_room(steps)
+
+    def reset_counts(self) -> None:
+        """Start counting anew from the current position."""
+        self.local.reset_counts()
 
     def counted(self) -> Counted:
         """What this rank read per step; the ranks' bytes add up to those of one."""

@@ -114,10 +114,10 @@ def prepare_synthetic(shape: Shape, device: str, dtype: torch.dtype, context: in
         cache.values[:, :, start : start + width] = cache.values[:, :, :width]
     cache.set_tokens(context)
     label = f"synthetic weights and cache, seed {seed}"
-    return Prepared(weights, tokens, calibration, cache, _RandomQueries(shape, device, seed), label, synthetic=True)
+    return Prepared(weights, tokens, calibration, cache, RandomQueries(shape, device, seed), label, synthetic=True)
 
 
-class _RandomQueries(Mapping[int, list[torch.Tensor]]):
+class RandomQueries(Mapping[int, list[torch.Tensor]]):
     """Observation queries of any length, drawn when asked for: at 128K a stored grid of them would take gigabytes."""
 
     def __init__(self, shape: Shape, device: str, seed: int) -> None:
