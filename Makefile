@@ -2,6 +2,7 @@
 # make test          the test suite            make lint    ruff and mypy            make setup    only set up
 # make fuzz          more than 10,000 hostile inputs to everything that reads files, some twenty minutes
 # make test-ray      campaigns on a local Ray cluster of several nodes, one of them killed
+# make test-eval     multiple-choice questions through lm-eval, on a local task
 # ARGS="..." is handed on: make verify-all ARGS=--quick, make test ARGS="-k account"
 SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
@@ -12,10 +13,10 @@ OK_CODES ?= 0
 # Test files side by side; empty runs them in one process.
 PARALLEL ?= -n auto --maxprocesses=4 --dist=loadfile
 
-.PHONY: help setup test test-ray fuzz lint verify-all clean
+.PHONY: help setup test test-ray test-eval fuzz lint verify-all clean
 
 help:
-	@sed -n 's/^# //p' Makefile | head -n 5
+	@sed -n 's/^# //p' Makefile | head -n 6
 
 setup:
 	@requirements/setup.sh
@@ -32,6 +33,10 @@ fuzz:
 test-ray:
 	@requirements/setup.sh test ray
 	$(BIN)/python -m pytest tests/test_ray_executor.py $(ARGS)
+
+test-eval:
+	@requirements/setup.sh test eval
+	$(BIN)/python -m pytest tests/test_multiple_choice.py $(ARGS)
 
 lint:
 	@requirements/setup.sh lint

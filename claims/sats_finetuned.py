@@ -48,7 +48,7 @@ CLAIM = Claim(
     place="Tables 3, 4 and 7",
     needs="a model with trained weights and its tokenizer (speed alone: a CUDA GPU); 5 GB of memory",
     minutes={"embedded": "3 (quick: 1)", "gpu": "4", "paper": "60"},
-    tables=("sats_table4", "sats_table7"),
+    tables=("sats_table3", "sats_table4", "sats_table7"),
     predicates=(
         *(
             Predicate(
@@ -83,6 +83,7 @@ CLAIM = Claim(
 
 def measure(run: Run) -> None:
     """Find or train both adapters, score before and after, time the adapted arms."""
+    from artifact.measure import multiple_choice
     from artifact.measure.finetune import Recipe
     from artifact.measure.finetune_cells import adapter_cell
     from artifact.measure.masked_cells import score_cell
@@ -101,6 +102,8 @@ def measure(run: Run) -> None:
         arms = [Arm(), *(Arm(method, SPARSITY) for method in METHODS)]
         arms += [Arm(method, SPARSITY, adapter=adapters[method]) for method in METHODS]
         run.measure([score_cell(run, NAME, "arms", plan, arms)])
+        if multiple_choice.installed():
+            run.measure([multiple_choice.choice_cell(run, NAME, plan, arms)])
     own, table = adapters["sats"], "scores" if trained else "random"
     arms = [Arm(), Arm("sats", SPARSITY), Arm("sats", SPARSITY, adapter=own)]
     arms += [Arm("sats", SPARSITY, adapter=own, fused=False), Arm("sats", SPARSITY, OPERATING, table, 1, own)]

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Makes .venv hold what the named sets need, and the embedded model. Quick when nothing changed since the last time.
-# Usage: requirements/setup.sh [test] [lint] [ray]        (what the artifact itself needs is always included)
+# Usage: requirements/setup.sh [test] [lint] [ray] [eval] (what the artifact itself needs is always included)
 #        requirements/setup.sh --packages           (only the pinned packages: neither the artifact itself nor the model)
 # PYTHON: the interpreter to build the environment with. VENV: where, instead of .venv.
 # TORCH: cpu, cuda or auto (cuda where an NVIDIA GPU answers).

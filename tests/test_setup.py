@@ -62,7 +62,7 @@ def test_the_locks_satisfy_what_the_package_declares() -> None:
 def test_locks_of_the_running_python_name_every_import() -> None:
     """Each third-party package that the code imports is pinned, or belongs to an extra that needs a GPU or Ray."""
     extras = {"triton", "flash_attn", "ray"}
-    distribution = {"yaml": "pyyaml", "huggingface_hub": "huggingface-hub"}
+    distribution = {"yaml": "pyyaml", "lm_eval": "lm-eval", "huggingface_hub": "huggingface-hub"}
     ours = {"artifact", "kernels", "claims", "paper_tables"}
     pinned = {pin.name.lower() for file in LOCKS for pin in locked(file) if file.name != "lint.txt"}
     missing = {}
