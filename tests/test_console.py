@@ -46,6 +46,7 @@ def test_units_stand_where_they_belong() -> None:
     assert number(1.5, "x") == "1.5x" and number(1.5, "ms") == "1.5 ms"
     assert interval_text(Interval(1.5, 1.0, 2.0, 5, "t", "ms")) == "1.5 ms [1, 2]" and interval_text(None) == "-"
     assert interval_text(Interval(2.0, 2.0, 2.0, 1, "exact", "x")) == "2x"
+    assert interval_text(Interval(math.nan, math.nan, math.nan, 3, "t", "x")) == "not measured"
 
 
 @pytest.mark.parametrize(

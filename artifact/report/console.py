@@ -52,10 +52,10 @@ def number(value: float, unit: str = "") -> str:
 
 
 def interval_text(interval: Interval | None) -> str:
-    """Point and interval, or only the point of an exact value."""
+    """Point and interval, or only the point of an exact value or of one that was not measured."""
     if interval is None:
         return "-"
-    if interval.low == interval.high:
+    if interval.low == interval.high or math.isnan(interval.point):
         return number(interval.point, interval.unit)
     return f"{number(interval.point, interval.unit)} [{number(interval.low)}, {number(interval.high)}]"
 
