@@ -131,6 +131,7 @@ def main() -> int:
     import selectors
 
     connection = socket.socket(fileno=int(sys.argv[1]))
+    os.close(os.pidfd_open(os.getpid()))  # old kernels and some containers refuse it: better now than behind a fork
     preload()
     workers: dict[int, int] = {}  # process id by its descriptor, which becomes readable when the process ends
     with selectors.DefaultSelector() as waiting:
