@@ -196,6 +196,8 @@ def test_doctor_names_versions_backend_and_what_is_missing(
     assert {"python", "packages", "embedded model", "memory", "disk", "cpu backend", "gpu backend"} <= set(checks)
     assert checks["attention"]["ok"] and "splitk: numba split-k" in checks["attention"]["found"]
     assert report["ready"] == (code == 0) and report["system"]["packages"]["torch"]
+    for name in ("ray", "lm-eval"):  # extras: there, or with the command that adds them
+        assert checks[name]["ok"] or checks[name]["fix"], checks[name]
 
     monkeypatch.setenv("ARTIFACT_DATA", "/nonexistent/data")
     assert main(["doctor"]) == 4

@@ -21,6 +21,11 @@ from artifact import embedded, gpu_state, profiles, system
 from artifact.errors import UserError
 
 NEEDED = ("torch", "transformers", "numba", "numpy", "safetensors", "gguf", "datasets", "scipy")
+# Name, import name, what is left out without it, the set of requirements that adds it.
+EXTRAS = (
+    ("ray", "ray", "campaigns run on this machine alone", "ray"),
+    ("lm-eval", "lm_eval", "multiple-choice accuracy is not measured", "eval"),
+)
 MEMORY_NEEDED_BYTES = 6e9  # peak of the embedded profile
 DISK_NEEDED_BYTES = 2e9  # converted weights, text, one run with its samples
 
@@ -67,6 +72,7 @@ def all_checks(record: Mapping[str, Any]) -> list[Check]:
         *_gpu(record),
         _attention_paths(),
         _flash_attention(record),
+        *(_extra(*extra) for extra in EXTRAS),
     ]
 
 
@@ -190,3 +196,10 @@ def _flash_attention(record: Mapping[str, Any]) -> Check:
     version = record["packages"].get("flash-attn")
     fix = "" if version else "pip install .[gpu]"
     return Check("flash-attn", version is not None, version or "missing: that baseline is not run", fix, required=False)
+
+
+def _extra(name: str, module: str, without: str, which: str) -> Check:
+    if importlib.util.find_spec(module) is not None:
+        return Check(name, True, "installed", required=False)
+    fix = f"requirements/setup.sh {which}" if embedded.in_checkout() else f"pip install '.[{which}]'"
+    return Check(name, False, f"not installed: {without}", fix, required=False)
