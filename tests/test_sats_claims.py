@@ -111,7 +111,9 @@ def test_unequal_arms_are_errors() -> None:
 
 PAPERS = {"sats": json.loads((FOLDER / "sats.json").read_text(encoding="utf-8"))}
 TABLES_OF = {
+    "sats_table1": (versus_rows, 4),
     "sats_table2": (versus_rows, 4),
+    "sats_table3": (finetuned_rows, 4),
     "sats_table4": (finetuned_rows, 5),
     "sats_table6": (routing_rows, 5),
     "sats_table7": (finetuned_rows, 3),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -62,9 +62,26 @@ def calibration_rows() -> list[Row]:
     return rows
 
 
+def choice_rows(costs: Mapping[str, float]) -> list[Row]:
+    """Answers to two tasks of 100 questions: an arm that costs more answers fewer of them."""
+    return [
+        {
+            "kind": "choice",
+            "label": label,
+            "task": task,
+            "document": i,
+            "right": float(i < 80 - 100 * cost),
+            "origin": "live",
+        }
+        for label, cost in costs.items()
+        for task in ("arc_easy", "piqa")
+        for i in range(100)
+    ]
+
+
 def versus_rows() -> list[Row]:
     costs = {"dense": 0.0, "cats30": 0.05, "sats30": 0.051, "cats50": 0.3, "sats50": 0.25, "sats-inner50": 0.2}
-    return window_rows(costs)
+    return choice_rows(costs) + window_rows(costs)
 
 
 def routing_rows() -> list[Row]:
@@ -81,7 +98,7 @@ def routing_rows() -> list[Row]:
 
 def finetuned_rows() -> list[Row]:
     costs = {"dense": 0.0, "cats50": 0.3, "sats50": 0.4, "cats50-lora": 0.2, "sats50-lora": 0.25}
-    rows = window_rows(costs)
+    rows = choice_rows(costs) + window_rows(costs)
     for label in ("cats50", "sats50"):
         rows.append({"kind": "adapter", "label": label, "steps_done": 9, "tokens_seen": 4608, "made_before": False})
     lora = {"method": "sats", "adapter": "one"}

@@ -23,4 +23,11 @@ def sats_is_worse_at_30(rows: list[Row]) -> None:
     worse("sats30", 0.2)(rows)
 
 
-FAULTS = (ratio_ignored, sats_is_worse, sats_is_worse_at_30)
+def answers_are_lost(rows: list[Row]) -> None:
+    """Choices of SATS are scored behind another question's text: it answers a quarter of them less"""
+    for row in rows:
+        if row.get("kind") == "choice" and row["label"] == "sats50" and row["document"] % 4 == 0:
+            row["right"] = 0.0
+
+
+FAULTS = (ratio_ignored, sats_is_worse, sats_is_worse_at_30, answers_are_lost)
