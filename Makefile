@@ -1,6 +1,6 @@
 # make verify-all    set everything up and check every claim on this machine
 # make test          the test suite            make lint    ruff and mypy            make setup    only set up
-# make fuzz          more than 10,000 hostile inputs to everything that reads files, some twenty minutes
+# make fuzz          10,000 hostile inputs to everything that reads files, a few minutes
 # make test-ray      campaigns on a local Ray cluster of several nodes, one of them killed
 # make test-eval     multiple-choice questions through lm-eval, on a local task
 # ARGS="..." is handed on: make verify-all ARGS=--quick, make test ARGS="-k account"
