@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -149,6 +150,25 @@ def test_windows_are_scored_under_every_arm(tiny: Tiny, text: str) -> None:
     assert static["budget"] == pytest.approx(opened(tiny, text).calibration.curves.budget(0.5))
     assert all(row["stepwise_difference_nats"] < 1e-3 for row in rows)
     assert static["nll"] != by_label["cats50"][0]["nll"] != dense["nll"]
+
+
+@pytest.mark.parametrize(
+    ("differences", "kept"), [([1e-5], 1e-5), ([0.06, 1e-5], 1e-5), ([0.06, math.nan, 1e-5], 1e-5), ([0.06] * 9, None)]
+)
+def test_one_window_of_three_must_agree_with_its_decode_steps(
+    monkeypatch: pytest.MonkeyPatch, differences: list[float], kept: float | None
+) -> None:
+    """A channel within rounding of its threshold once moved the mean of eight tokens by 0.056 nats: no fault."""
+    left = iter(differences)
+    monkeypatch.setattr(masked_cells, "difference_nats", lambda bench, branch, window: next(left))
+    bench: Any = SimpleNamespace(weights=SimpleNamespace(dtype=torch.float32))
+    windows = torch.zeros(6, 4)
+    if kept is not None:
+        assert masked_cells.check_steps(bench, None, windows) == kept
+        return
+    with pytest.raises(RuntimeError, match=r"differs from decode steps by 6.00e-02 nats or more"):
+        masked_cells.check_steps(bench, None, windows)
+    assert len(list(left)) == 9 - masked_cells.CHECKED_WINDOWS
 
 
 def test_the_count_again_agrees_with_the_calibration(tiny: Tiny, text: str) -> None:

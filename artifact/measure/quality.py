@@ -13,7 +13,7 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 import torch
@@ -167,23 +167,36 @@ def check_stepwise(
     configuration: Configuration,
     steps: int = 8,
 ) -> float:
-    """Return the difference in nats between the pass and `steps` real decode steps: the largest, or the mean where
-    projections are thresholded.
+    """Return `stepwise_difference`. Raises RuntimeError above the tolerance of the mode: then a perplexity of the pass
+    would not be the branch's.
+    """
+    found = stepwise_difference(weights, calibration, cache, queries, window, configuration, steps)
+    if not found <= tolerance_nats(weights.dtype, configuration.r_p < 1):
+        refuse(configuration, found)
+    return found
 
-    Raises RuntimeError above the tolerance of the mode: then a perplexity of the pass would not be the branch's.
+
+def refuse(configuration: Configuration, found: float) -> NoReturn:
+    """Raise RuntimeError: a pass is no measure of a branch whose steps differ by `found` nats."""
+    raise RuntimeError(f"{configuration.label}: scoring in one pass differs from decode steps by {found:.2e} nats")
+
+
+def stepwise_difference(
+    weights: Weights,
+    calibration: Calibrated | None,
+    cache: KVCache,
+    queries: Sequence[torch.Tensor],
+    window: torch.Tensor,
+    configuration: Configuration,
+    steps: int = 8,
+) -> float:
+    """Return the distance in nats between the pass and `steps` real decode steps: the largest, or the mean where
+    projections are thresholded.
     """
     passed = score(weights, calibration, cache, queries, window, configuration)["nll"][:steps]
     stepped = score_stepwise(weights, calibration, cache, queries, window, configuration, steps)
     differences = [abs(a - b) for a, b in zip(passed, stepped, strict=True)]
-    thresholded = configuration.r_p < 1
-    found = sum(differences) / steps if thresholded else max(differences)
-    tolerance = tolerance_nats(weights.dtype, thresholded)
-    if not found <= tolerance:
-        raise RuntimeError(
-            f"{configuration.label}: scoring in one pass differs from decode steps by {found:.2e} nats "
-            f"(at most {tolerance} is rounding)"
-        )
-    return found
+    return sum(differences) / steps if configuration.r_p < 1 else max(differences)
 
 
 def tolerance_nats(dtype: torch.dtype, thresholded: bool) -> float:
