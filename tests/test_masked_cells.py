@@ -166,7 +166,7 @@ def test_one_window_of_three_must_agree_with_its_decode_steps(
     if kept is not None:
         assert masked_cells.check_steps(bench, None, windows) == kept
         return
-    with pytest.raises(RuntimeError, match=r"differs from decode steps by 6.00e-02 nats or more"):
+    with pytest.raises(RuntimeError, match="differs from decode steps"):
         masked_cells.check_steps(bench, None, windows)
     assert len(list(left)) == 9 - masked_cells.CHECKED_WINDOWS
 
