@@ -27,6 +27,7 @@ from typing import IO
 from artifact import worker
 
 MESSAGE_BYTES = 4096
+START_S = 120.0  # of loading the libraries and forking; a worker is started instead
 # Packages whose modules cells import, and what of transformers a tokenizer needs.
 PACKAGES = ("artifact.measure", "artifact.engine", "artifact.kv", "artifact.projection", "kernels", "kernels.cpu")
 MODULES = (
@@ -82,9 +83,10 @@ class ForkServer:
         stdin, stdout = os.fdopen(write_in, "w", encoding="utf-8"), os.fdopen(read_out, encoding="utf-8")
         try:
             socket.send_fds(self._socket, [b"fork"], [read_in, write_out, stderr.fileno()])
-            while "pid" not in (message := self._message(None)):
+            while "pid" not in (message := self._message(START_S)):
                 self._note(message)
         except OSError as error:
+            self._process.kill()  # an answer that comes late would be taken for the next worker's
             stdin.close()
             stdout.close()
             raise Unavailable(str(error)) from error

@@ -7,7 +7,6 @@ read what is cached there and fetch nothing. ARTIFACT_CHOICE_TASKS names other t
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 import os
 from collections.abc import Iterator, Sequence
@@ -19,7 +18,7 @@ import torch
 from artifact.engine import teacher
 from artifact.engine.models import Weights
 from artifact.engine.prefill import logits, prefill
-from artifact.errors import one_line
+from artifact.errors import UserError, one_line
 from artifact.measure.masked_bench import MaskedBench, open_bench
 from artifact.measure.masked_plan import Arm, Sizes, arm_of, sizes_of
 from artifact.measure.quality_cells import profile_params
@@ -59,10 +58,9 @@ def asked(params: Row) -> Iterator[Row]:
     """
     os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
     yield {"progress": 0.0, "doing": "loading tasks"}
-    importlib.import_module("lm_eval.tasks")  # a broken installation is an error, data that are not there are not
     try:
         loaded = load(params["tasks"])
-    except Exception as error:  # noqa: BLE001 - a hub's client raises whatever it likes; without data nothing is asked
+    except ConnectionError as error:  # what the hub's client raises for data that it has not cached
         names = ",".join(Path(name).stem for name in params["tasks"])
         reason = f"the data of {names} are not cached ({one_line(error)[:200]}); run `{FETCH} {names}` once"
         yield {"kind": "no-choice", "reason": reason}
@@ -89,11 +87,17 @@ def asked(params: Row) -> Iterator[Row]:
 
 
 def load(names: Sequence[str]) -> dict[str, Any]:
-    """Tasks of lm-eval by name, their data read."""
+    """Tasks of lm-eval by name, their data read. UserError for one that is unknown or not multiple-choice."""
     from lm_eval.tasks import TaskManager, get_task_dict
 
     folders = sorted({str(Path(name).parent) for name in names if name.endswith((".yaml", ".yml"))})
-    found: dict[str, Any] = get_task_dict([Path(name).stem for name in names], TaskManager(include_path=folders))
+    try:
+        found: dict[str, Any] = get_task_dict([Path(name).stem for name in names], TaskManager(include_path=folders))
+    except KeyError as error:
+        raise UserError(f"{VARIABLE}: {one_line(error)}; `lm-eval ls tasks` names those there are") from error
+    for name, task in found.items():
+        if getattr(task, "OUTPUT_TYPE", None) != "multiple_choice":
+            raise UserError(f"{VARIABLE} names {name}, which is not multiple-choice; name tasks that are")
     return found
 
 
@@ -131,10 +135,10 @@ def harness_model(bench: MaskedBench, branch: Projection | None) -> Any:
             return [likelihood(bench.weights, branch, before, choice) for _, before, choice in requests]
 
         def loglikelihood_rolling(self, requests: Any, disable_tqdm: bool = False) -> list[float]:
-            raise NotImplementedError("perplexity is measured by artifact.measure.quality, on windows of its own")
+            raise UserError(f"a task asks for perplexity, which `artifact quality` measures; take it out of {VARIABLE}")
 
         def generate_until(self, requests: Any, disable_tqdm: bool = False) -> list[str]:
-            raise NotImplementedError("tasks that generate are not multiple-choice; choose others")
+            raise UserError(f"a task asks for generated text and is not multiple-choice; take it out of {VARIABLE}")
 
     return Asked()
 
