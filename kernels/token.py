@@ -3,6 +3,7 @@
     embed:   x = table[tokens[position]]                  (H s_w bytes)
     argmax:  tokens[position + 1] = argmax(logits)
     advance: sum the cache entries and channels that this step read, then position += 1, every length += 1
+    route:   flag = table[tokens[position]]
 
 All counters live on the device, so a captured graph serves every position.
 """
@@ -46,3 +47,14 @@ def bind_advance(
     for now, total in (entries, kept) if kept is not None else (entries,):
         require_shape("total", total, tuple(now.shape))
     return backend("token", position).bind_advance(position, lengths, entries, kept)
+
+
+def bind_route(tokens: torch.Tensor, position: torch.Tensor, table: torch.Tensor, flag: torch.Tensor) -> Launch:
+    """Bind the look-up of the token at `position`, zero past the end of `tokens`.
+
+    tokens (capacity,) int64, position (1,) int32, table (V,) bool; flag (1,) int32 in memory of the host, pinned where
+    the rest lies on a GPU.
+    """
+    require_shape("position", position, (1,))
+    require_shape("flag", flag, (1,))
+    return backend("token", table).bind_route(tokens, position, table, flag)

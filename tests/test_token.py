@@ -71,3 +71,15 @@ def test_a_broken_step_shows_in_the_token() -> None:
     logits[5] = NAN
     token.bind_argmax(logits, tokens, at(0))()
     assert int(tokens[1]) == int(torch.argmax(logits)) == 5
+
+
+def test_route_looks_up_the_token_at_the_position_and_nothing_past_the_end() -> None:
+    table, tokens, position = torch.tensor([False, True, False]), torch.tensor([1, 0, 1]), at(0)
+    flag = torch.tensor([-1], dtype=torch.int32)
+    launch = token.bind_route(tokens, position, table, flag)
+    seen = []
+    for where in range(4):
+        position.fill_(where)
+        launch()
+        seen.append(int(flag))
+    assert seen == [1, 0, 1, 0]

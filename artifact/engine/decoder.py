@@ -22,6 +22,7 @@ import torch
 from artifact.engine.attention_paths import OWN, LibraryAttention, backend_name
 from artifact.engine.cache import KVCache, PackedCache
 from artifact.engine.models import Layer, Weights
+from artifact.engine.route import Route
 from artifact.engine.step import Buffers, Op
 from artifact.errors import UserError
 from artifact.kv.branch import KVBranch, LayerInputs
@@ -86,11 +87,12 @@ class Decoder:
         self._start = cache.tokens
         self.buffers = Buffers.allocate(shape, device)
         self.projections = (projection or Dense()).bind(weights, self.buffers)
+        routed = self.projections.routed
+        self._route = None if routed is None else Route(routed.table, tokens, cache.position)
         self._library = None if path == OWN else LibraryAttention(path)
         self.logits = self.buffers.logits
         self.ops = self._build(self.projections)
-        self._routed = self.projections.routed
-        self._base_ops = self.ops if self._routed is None else self._build(self._routed.base)
+        self._base_ops = self.ops if routed is None else self._build(routed.base)
         self._run = {True: _in_order(self.ops), False: _in_order(self._base_ops)}
 
     @property
@@ -109,9 +111,7 @@ class Decoder:
 
     def takes_branch(self) -> bool:
         """Whether the current token takes the projection branch: one look-up where a table routes, else always."""
-        if self._routed is None:
-            return True
-        return bool(self._routed.table.take(self.tokens.index_select(0, self.cache.position)))
+        return self._route is None or self._route.taken()
 
     def next_ops(self) -> list[Op]:
         """The launches of the step that comes next."""
@@ -143,9 +143,9 @@ class Decoder:
 
         The decoder has made a step before, so that everything is compiled.
         """
-        paths = {True: self.ops} if self._routed is None else {True: self.ops, False: self._base_ops}
+        paths = {True: self.ops} if self._route is None else {True: self.ops, False: self._base_ops}
         for taken, ops in paths.items():
-            if self._routed is not None:  # that step took one path alone
+            if self._route is not None:  # that step took one path alone
                 self._run_and_undo(ops)
             self._run[taken] = _captured(ops)
 
@@ -208,6 +208,8 @@ class Decoder:
         lengths = [cache.lengths] if self.packed is None else [cache.lengths, self.packed.lengths]
         entries = (self.attended, self._entries_total)
         ops.append(Op("advance", token.bind_advance(cache.position, lengths, entries, projections.counters)))
+        if self._route is not None and self._route.rides:
+            ops.append(Op("route", self._route.launch))
         return ops
 
     def _attention(self, index: int, layer: Layer) -> list[Op]:

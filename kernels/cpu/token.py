@@ -51,3 +51,14 @@ def bind_advance(
             np.add(counter, 1, out=counter)
 
     return advance
+
+
+def bind_route(tokens: torch.Tensor, position: torch.Tensor, table: torch.Tensor, flag: torch.Tensor) -> Launch:
+    """Bind flag = table[tokens[position]], zero past the end."""
+    ids, where = array("tokens", tokens, torch.int64), array("position", position, torch.int32)
+    routed, out = array("table", table, torch.bool), array("flag", flag, torch.int32)
+
+    def route() -> None:
+        out[0] = where[0] < len(ids) and routed[ids[where[0]]]
+
+    return route

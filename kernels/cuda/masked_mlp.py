@@ -1,7 +1,7 @@
 """Masked up projection in Triton: a program decides over its rows from the gate, then reads the kept ones.
 
-A program owns enough rows to find work whatever is dropped, and holds the normed input in registers meanwhile: read
-again for every row, it would move more bytes from the L2 cache than the weights do from memory. The program that
+The rows are dealt to the programs in turn: each owns enough of them to find work whatever is dropped, and holds the
+normed input in registers meanwhile: read again for every row, it would move more bytes from the L2 cache than the weights do from memory. The program that
 arrives last adds the counts and the low-rank sums of all in index order.
 """
 
@@ -15,7 +15,16 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.cuda.common import arrives_last, counters, launcher, overlaps, power_of_two, wait_for_producer, workspace
+from kernels.cuda.common import (
+    arrives_last,
+    counters,
+    launcher,
+    multiprocessors,
+    overlaps,
+    power_of_two,
+    wait_for_producer,
+    workspace,
+)
 from kernels.masked_mlp import LowRank
 from kernels.norm import Norm
 
@@ -24,20 +33,27 @@ GATHERED = 256  # programs whose sums are added at a time
 
 @dataclass(frozen=True)
 class Config:
-    """rows that a program owns, weights of one row read at once, warps, kept rows read at once."""
+    """Programs that share the rows in turn, weights of one row read at once, warps, kept rows read at once."""
 
-    rows: int
+    programs: int
     block: int
     warps: int
     together: int = 1
 
 
-def config(depth: int, rank: int = 0) -> Config:
-    """Return the launch configuration for rows of `depth` weights: many small programs, a row at a time each (the
-    fastest of 25 tried on an H200 at Llama-3.1-8B's shape; with an update of rank 16 of 8, docs/log-gpu-kernels.md).
-    """
+def config(depth: int, processors: int, rank: int = 0) -> Config:
+    """Return the launch configuration for rows of `depth` weights on so many multiprocessors."""
     block = min(4096, power_of_two(depth))
-    return Config(8 if rank else 16, block, max(1, block // 2048))
+    return Config(4 * processors, block, max(1, block // 1024))
+
+
+@triton.jit
+def pick(first, place, keep, row, silu, count, TOGETHER: tl.constexpr):
+    """Return the kept rows number `first` and following, their activated gates, and which of them exist."""
+    slot = first + tl.arange(0, TOGETHER)
+    hit = (place[None, :] == slot[:, None]) & keep[None, :]
+    chosen = tl.sum(tl.where(hit, row[None, :], 0), axis=1)
+    return chosen, tl.sum(tl.where(hit, silu[None, :], 0.0), axis=1), slot < count
 
 
 @triton.jit
@@ -48,14 +64,16 @@ def masked_up(
 ):  # fmt: skip
     """act[n] = silu(g[n]) (w[n] . n(x)) where |silu(g[n])| is above the limit; RANK > 0 adds the low-rank update."""
     program, programs = tl.program_id(0), tl.num_programs(0)
-    row = program * ROWS + tl.arange(0, ROWS)
+    row = program + programs * tl.arange(0, ROWS)
     live = row < N
     k = tl.arange(0, BLOCK)
     j = tl.arange(0, SPAN)
+    gain = tl.load(weight + k, mask=k < K, other=0.0) if NORMED else 1.0
+    threshold = tl.load(limit)
     wait_for_producer(OVERLAP)
 
-    threshold = tl.load(limit)
     g = tl.load(gate + row, mask=live, other=0.0)
+    head = tl.load(x + k, mask=k < K, other=0.0)  # the first BLOCK inputs stay in registers
     if RANK > 0:
         used = j < RANK
         a_gate = tl.load(gate + N + j, mask=used, other=0.0)
@@ -65,51 +83,54 @@ def masked_up(
         g += tl.sum(tl.load(gate_b + own, mask=inside, other=0.0).to(tl.float32) * a_gate[None, :], axis=1)
     silu = g / (1.0 + tl.exp(-g))
     keep = live & ((tl.abs(silu) <= threshold) == 0)
-    tl.store(act + row, tl.zeros((ROWS,), dtype=tl.float32), mask=live & (keep == 0))
     place = tl.cumsum(keep.to(tl.int32), axis=0) - 1
     count = tl.sum(keep.to(tl.int32), axis=0)
 
-    square = tl.zeros((BLOCK,), dtype=tl.float32)
-    value = tl.zeros((BLOCK,), dtype=tl.float32)
-    for step in tl.static_range(0, K, BLOCK):
-        exists = k < K - step
-        value = tl.load(x + step + k, mask=exists, other=0.0)
-        if NORMED:
-            square += value * value
-            value *= tl.load(weight + step + k, mask=exists, other=0.0)
+    # One group of rows is always under way while the one before is summed.
+    chosen, activated, valid = pick(0, place, keep, row, silu, count, TOGETHER)
+    tile = tl.load(w + chosen.to(tl.int64)[:, None] * K + k[None, :], mask=valid[:, None] & (k < K)[None, :], other=0.0)
+    if RANK > 0:
+        there = valid[:, None] & (j < RANK)[None, :]
+        factors = chosen.to(tl.int64)[:, None] * RANK + j[None, :]
+        up_row = tl.load(up_b + factors, mask=there, other=0.0)
+        down_row = tl.load(down_a + factors, mask=there, other=0.0)
+    tl.store(act + row, tl.zeros((ROWS,), dtype=tl.float32), mask=live & (keep == 0))
     scale = 1.0
     if NORMED:
+        square = head * head
+        for step in tl.static_range(BLOCK, K, BLOCK):
+            value = tl.load(x + step + k, mask=k < K - step, other=0.0)
+            square += value * value
         scale = 1.0 / tl.sqrt(tl.sum(square, axis=0) / K + eps)
+        head *= gain
 
     low_sums = tl.zeros((SPAN,), dtype=tl.float32)
     for first in range(0, count, TOGETHER):
-        slot = first + tl.arange(0, TOGETHER)
-        valid = slot < count
-        hit = (place[None, :] == slot[:, None]) & keep[None, :]
-        chosen = tl.sum(tl.where(hit, row[None, :], 0), axis=1)
-        activated = tl.sum(tl.where(hit, silu[None, :], 0.0), axis=1)
-        if RANK > 0:  # asked for before the row itself, so that both are under way together
-            factors = chosen.to(tl.int64)[:, None] * RANK + j[None, :]
-            there = valid[:, None] & (j < RANK)[None, :]
-            up_row = tl.load(up_b + factors, mask=there, other=0.0).to(tl.float32)
-            down_row = tl.load(down_a + factors, mask=there, other=0.0).to(tl.float32)
-        pointers = w + chosen.to(tl.int64)[:, None] * K + k[None, :]
-        total = tl.zeros((TOGETHER, BLOCK), dtype=tl.float32)
-        for step in tl.static_range(0, K, BLOCK):
+        next_chosen, next_activated, next_valid = pick(first + TOGETHER, place, keep, row, silu, count, TOGETHER)
+        pointers = w + next_chosen.to(tl.int64)[:, None] * K + k[None, :]
+        ahead = tl.load(pointers, mask=next_valid[:, None] & (k < K)[None, :], other=0.0)
+        if RANK > 0:
+            next_there = next_valid[:, None] & (j < RANK)[None, :]
+            factors = next_chosen.to(tl.int64)[:, None] * RANK + j[None, :]
+            next_up_row = tl.load(up_b + factors, mask=next_there, other=0.0)
+            next_down_row = tl.load(down_a + factors, mask=next_there, other=0.0)
+        total = tile.to(tl.float32) * head[None, :]
+        for step in tl.static_range(BLOCK, K, BLOCK):  # more than registers hold: read the inputs again
             exists = k < K - step
-            tile = tl.load(pointers + step, mask=valid[:, None] & exists[None, :], other=0.0)
-            if K > BLOCK:  # more than registers hold: read again
-                value = tl.load(x + step + k, mask=exists, other=0.0)
-                if NORMED:
-                    value *= tl.load(weight + step + k, mask=exists, other=0.0)
-            total += tile.to(tl.float32) * value[None, :]
+            value = tl.load(x + step + k, mask=exists, other=0.0)
+            if NORMED:
+                value *= tl.load(weight + step + k, mask=exists, other=0.0)
+            rest = w + chosen.to(tl.int64)[:, None] * K + step + k[None, :]
+            total += tl.load(rest, mask=valid[:, None] & exists[None, :], other=0.0).to(tl.float32) * value[None, :]
         up = tl.sum(total, axis=1) * scale
         if RANK > 0:
-            up += tl.sum(up_row * a_up[None, :], axis=1)
+            up += tl.sum(up_row.to(tl.float32) * a_up[None, :], axis=1)
         result = activated * up
         tl.store(act + chosen, result, mask=valid)
         if RANK > 0:
-            low_sums += tl.sum(tl.where(there, down_row * result[:, None], 0.0), axis=0)
+            low_sums += tl.sum(tl.where(there, down_row.to(tl.float32) * result[:, None], 0.0), axis=0)
+            up_row, down_row, there = next_up_row, next_down_row, next_there
+        tile, chosen, activated, valid = ahead, next_chosen, next_activated, next_valid
     tl.store(counts + program, count)
     if RANK > 0:
         tl.store(sums + program * SPAN + j, low_sums)
@@ -135,11 +156,11 @@ def bind(
     """Bind the masked up projection; shapes are checked by `kernels.masked_mlp.bind`."""
     width, depth = w.shape
     rank = 0 if low is None else low.rank
-    c = chosen or config(depth, rank)
-    programs = triton.cdiv(width, c.rows)
+    c = chosen or config(depth, multiprocessors(w), rank)
+    programs = min(c.programs, width)
     span = power_of_two(max(rank, 1))
     constants = {
-        "K": depth, "ROWS": c.rows, "BLOCK": c.block, "TOGETHER": c.together, "RANK": rank, "SPAN": span,
+        "K": depth, "ROWS": power_of_two(triton.cdiv(width, programs)), "BLOCK": c.block, "TOGETHER": c.together, "RANK": rank, "SPAN": span,
         "GATHERED": GATHERED, "NORMED": norm is not None, "OVERLAP": overlaps(w),
     }  # fmt: skip
     counts = workspace("masked rows", w, programs).view(torch.int32)

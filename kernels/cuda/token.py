@@ -76,6 +76,17 @@ def advance(
             tl.store(counter + at, tl.load(counter + at, mask=at < size, other=0) + 1, mask=at < size)
 
 
+@triton.jit
+def route(tokens, position, table, flag, CAPACITY, OVERLAP: tl.constexpr):
+    """flag = table[tokens[position]], 0 past the end; the flag lies in pinned memory of the host."""
+    if OVERLAP:
+        gdc_wait()  # without releasing the next step early, like `advance`
+    at = tl.load(position)
+    inside = at < CAPACITY
+    token = tl.load(tokens + at, mask=inside, other=0)
+    tl.store(flag, tl.load(table + token, mask=inside, other=0).to(tl.int32))
+
+
 def bind_embed(
     tokens: torch.Tensor, position: torch.Tensor, table: torch.Tensor, out: torch.Tensor
 ) -> Callable[[], object]:
@@ -116,3 +127,12 @@ def bind_advance(
         return run() if moved else None
 
     return launch
+
+
+def bind_route(
+    tokens: torch.Tensor, position: torch.Tensor, table: torch.Tensor, flag: torch.Tensor
+) -> Callable[[], object]:
+    """Bind flag = table[tokens[position]], zero past the end."""
+    constants = {"OVERLAP": overlaps(table)}
+    arguments = (tokens, position, table.view(torch.uint8), flag, tokens.shape[0])
+    return launcher(route, (1,), arguments, constants, 1)

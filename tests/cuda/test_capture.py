@@ -9,6 +9,7 @@ import importlib
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -20,12 +21,14 @@ pytest.importorskip("triton")
 import kernels
 from artifact.engine.decoder import Decoder
 from artifact.engine.prepare import Prepared, prepare_synthetic
+from artifact.engine.route import Route
 from artifact.measure import cells
+from artifact.projection.masked import GateMask
 from artifact.shapes import Shape
 from kernels.cuda import attention, gemv, sparse_gemv
 
 SHAPE = Shape("tiny", 96, 2, 6, 2, 32, 160, 211, 1024, False)
-OPS = ("attention", "gate_up", "gather", "gemv", "rope_append", "score", "sparse_gemv", "token")
+OPS = ("attention", "gate_up", "gather", "gemv", "masked_mlp", "rope_append", "score", "sparse_gemv", "token")
 SHORT, LONG = 64, 448
 
 
@@ -59,6 +62,34 @@ def test_launches_are_configured_when_they_are_bound(prepared: Prepared, monkeyp
         monkeypatch.setattr(module, "config", late)
     decoder.step()
     assert bool(torch.isfinite(decoder.logits).all())
+
+
+def test_the_path_of_the_next_token_is_known_when_a_step_ends(
+    prepared: Prepared, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a captured step the look-up rides on its end; what others write to tokens or position counts, too."""
+    if not torch.cuda.is_available():
+        monkeypatch.setattr(Route, "rides", True)
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda *_: SimpleNamespace(synchronize=lambda: None))
+    table = torch.arange(SHAPE.vocab, device=prepared.tokens.device) % 3 == 0
+    branch = GateMask(torch.full((SHAPE.layers,), 0.1), table)
+    tokens = prepared.tokens.clone()
+    decoder = Decoder(prepared.weights, prepared.cache.share(SHORT), tokens, branch)
+    decoder.step()
+    if torch.cuda.is_available():
+        decoder.capture()
+    seen = []
+    for position in range(SHORT + 1, SHORT + 9):
+        assert decoder.cache.tokens == position
+        seen.append(decoder.takes_branch())
+        assert seen[-1] == bool(table[tokens[position]])
+        decoder.step()
+    assert True in seen and False in seen
+    for token in (3, 4, 6):
+        tokens[decoder.cache.tokens] = token
+        assert decoder.takes_branch() == (token % 3 == 0)
+    decoder.cache.set_tokens(SHORT)
+    assert decoder.takes_branch() == bool(table[tokens[SHORT]])
 
 
 def is_power_of_two(n: int) -> bool:

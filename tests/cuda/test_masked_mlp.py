@@ -27,7 +27,7 @@ def low_rank(device: torch.device, width: int, rank: int, dtype: torch.dtype) ->
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize(("width", "depth"), [(7, 64), (129, 96), (33, 320)])
-@pytest.mark.parametrize("chosen", [None, Config(2, 64, 1), Config(4, 512, 2, 2), Config(16, 64, 1, 4)])
+@pytest.mark.parametrize("chosen", [None, Config(4, 64, 1), Config(33, 512, 2, 2), Config(9, 64, 1, 4)])
 @pytest.mark.parametrize("rank", [0, 3])
 def test_masked_rows_equal_float64(
     device: torch.device, width: int, depth: int, dtype: torch.dtype, chosen: Config | None, rank: int
@@ -56,7 +56,7 @@ def test_more_programs_than_are_gathered_at_a_time(device: torch.device) -> None
     gate, x, w = draw(device, width + 2 * rank), draw(device, 32), draw(device, width, 32, dtype=torch.float16)
     kept = torch.full((1,), -1, dtype=torch.int32, device=device)
     act, limit = torch.full((width + rank,), float("nan"), device=device), torch.tensor([0.3], device=device)
-    masked_mlp.bind(gate, x, w, act, limit, kept, None, low, Config(1, 32, 1))()
+    masked_mlp.bind(gate, x, w, act, limit, kept, None, low, Config(width, 32, 1))()
     expected = op.reference(gate.double(), x.double(), w.double(), float(limit), wide(low))
     assert error(act, expected) < TOLERANCE and int(kept[0]) == int((expected[:width] != 0).sum())
 

@@ -35,3 +35,19 @@ def test_embedding_choice_and_counters(device: torch.device) -> None:
     assert position.tolist() == [3] and lengths[0].tolist() == [[6, 11]] and lengths[1].tolist() == [9]
     assert total.tolist() == [[110, 2**40 + 12]]
     assert entries.tolist() == [[100 + 5 + 6, 2**40 + 10 + 11]]
+
+
+def test_the_look_up_of_the_next_token(device: torch.device) -> None:
+    table = torch.tensor([False, True, False, True], device=device)
+    tokens = torch.tensor([2, 1, 3, 0], device=device)
+    position = torch.tensor([0], dtype=torch.int32, device=device)
+    flag = torch.full((1,), -1, dtype=torch.int32, pin_memory=device.type == "cuda")
+    launch = token.bind_route(tokens, position, table, flag)
+    seen = []
+    for at in range(5):  # the last one lies past the end
+        position.fill_(at)
+        launch()
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        seen.append(int(flag))
+    assert seen == [0, 1, 1, 0, 0]
