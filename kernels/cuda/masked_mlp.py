@@ -1,8 +1,9 @@
 """Masked up projection in Triton: a program decides over its rows from the gate, then reads the kept ones.
 
 The rows are dealt to the programs in turn: each owns enough of them to find work whatever is dropped, and holds the
-normed input in registers meanwhile: read again for every row, it would move more bytes from the L2 cache than the weights do from memory. The program that
-arrives last adds the counts and the low-rank sums of all in index order.
+normed input in registers meanwhile: read again for every row, it would move more bytes from the L2 cache than the
+weights do from memory. The next kept row is asked for before the one at hand is summed. The program that arrives last
+adds the counts and the low-rank sums of all in index order.
 """
 
 # mypy: disallow-untyped-defs=False
@@ -160,7 +161,8 @@ def bind(
     programs = min(c.programs, width)
     span = power_of_two(max(rank, 1))
     constants = {
-        "K": depth, "ROWS": power_of_two(triton.cdiv(width, programs)), "BLOCK": c.block, "TOGETHER": c.together, "RANK": rank, "SPAN": span,
+        "K": depth, "ROWS": power_of_two(triton.cdiv(width, programs)), "BLOCK": c.block, "TOGETHER": c.together,
+        "RANK": rank, "SPAN": span,
         "GATHERED": GATHERED, "NORMED": norm is not None, "OVERLAP": overlaps(w),
     }  # fmt: skip
     counts = workspace("masked rows", w, programs).view(torch.int32)
