@@ -179,10 +179,10 @@ def _sparse_products() -> Check:
     """Which form of the sparse products runs: the streaming one needs a recent GPU and NVRTC."""
     import torch
 
-    from kernels.cuda import sparse_rows
+    from kernels.cuda import nvrtc
 
     major, minor = torch.cuda.get_device_capability()
-    lacking = sparse_rows.missing() if major >= 9 else f"compute capability {major}.{minor}, 9.0 is needed"
+    lacking = nvrtc.missing() if major >= 9 else f"compute capability {major}.{minor}, 9.0 is needed"
     found = f"in Triton, a fifth slower ({lacking})" if lacking else "streamed, CUDA C++ compiled by NVRTC"
     fix = (
         "pip install cuda-bindings nvidia-cuda-nvrtc, which torch's CUDA build brings" if lacking and major >= 9 else ""

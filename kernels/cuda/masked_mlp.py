@@ -3,7 +3,8 @@
 The rows are dealt to the programs in turn: each owns enough of them to find work whatever is dropped, and holds the
 normed input in registers meanwhile: read again for every row, it would move more bytes from the L2 cache than the
 weights do from memory. The next kept row is asked for before the one at hand is summed. The program that arrives last
-adds the counts and the low-rank sums of all in index order.
+adds the counts and the low-rank sums of all in index order. GPUs of compute capability 9.0 and later run
+`masked_rows.py` where its shapes allow.
 """
 
 # mypy: disallow-untyped-defs=False
@@ -16,6 +17,7 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels.cuda import masked_rows
 from kernels.cuda.common import (
     arrives_last,
     counters,
@@ -42,10 +44,12 @@ class Config:
     together: int = 1
 
 
-def config(depth: int, processors: int, rank: int = 0) -> Config:
-    """Return the launch configuration for rows of `depth` weights on so many multiprocessors."""
+def config(depth: int, processors: int) -> Config:
+    """Return the launch configuration for rows of `depth` weights on so many multiprocessors (the fastest of 16 tried
+    on an H200 at Llama-3.1-8B's shape, docs/log-gpu-kernels.md).
+    """
     block = min(4096, power_of_two(depth))
-    return Config(4 * processors, block, max(1, block // 1024))
+    return Config(4 * processors, block, max(1, block // 2048))
 
 
 @triton.jit
@@ -155,9 +159,11 @@ def bind(
     norm: Norm | None, low: LowRank | None, chosen: Config | None = None,
 ) -> Callable[[], object]:  # fmt: skip
     """Bind the masked up projection; shapes are checked by `kernels.masked_mlp.bind`."""
+    if chosen is None and masked_rows.takes(x, w, norm, low):
+        return masked_rows.bind(gate, x, w, act, limit, kept, norm, low)
     width, depth = w.shape
     rank = 0 if low is None else low.rank
-    c = chosen or config(depth, multiprocessors(w), rank)
+    c = chosen or config(depth, multiprocessors(w))
     programs = min(c.programs, width)
     span = power_of_two(max(rank, 1))
     constants = {

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from kernels import gate_up as gate_up_op
 from kernels import sparse_gemv as sparse_op
-from kernels.cuda import sparse_rows
+from kernels.cuda import nvrtc, sparse_rows
 from kernels.cuda.common import column_tiles
 from kernels.cuda.sparse_rows import Config, Product
 from kernels.norm import Norm
@@ -32,7 +32,7 @@ CONFIGS = [None, Config(64, 1, 8, 4, 2), Config(128, 2, 16, 3, 2), Config(256, 8
 
 
 def runs_here() -> bool:
-    return torch.cuda.is_available() and torch.cuda.get_device_capability()[0] >= 9 and not sparse_rows.missing()
+    return torch.cuda.is_available() and torch.cuda.get_device_capability()[0] >= 9 and not nvrtc.missing()
 
 
 needs_gpu = pytest.mark.skipif(not runs_here(), reason="needs a GPU of compute capability 9.0 with NVRTC")

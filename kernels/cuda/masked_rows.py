@@ -1,0 +1,82 @@
+"""Masked up projection in CUDA C++ for compute capability 9.0 and later: kept rows streamed through registers.
+
+What Triton does not offer decides here: a warp that sums its own piece of a row and waits for nobody, with several rows
+under way in registers. `masked_rows.cu` holds the kernel; what it does not take (odd shapes, other dtypes, older GPUs,
+no NVRTC) runs in Triton (`masked_mlp.py`).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from kernels.cuda import nvrtc
+from kernels.cuda.common import counters, multiprocessors, power_of_two, workspace
+from kernels.masked_mlp import LowRank
+from kernels.norm import Norm
+
+PIECE = 256  # inputs that a warp reads at once, 16 bytes a lane
+WIDEST = 4  # pieces of a row that a warp holds
+MOST_SHARED_BYTES = 47_000  # static: rows, their gates and sums, factors of an update
+
+
+@dataclass(frozen=True)
+class Config:
+    """Warps of a block, those that share a row, rows that a warp has under way."""
+
+    warps: int
+    pieces: int
+    depth: int
+
+
+def config(depth: int) -> Config | None:
+    """Return the launch configuration for rows of `depth` weights, None where no number of warps divides them."""
+    for vectors in range(WIDEST, 0, -1):
+        pieces, rest = divmod(depth, PIECE * vectors)
+        if rest == 0 and 1 <= pieces <= 16:
+            return Config(16 // pieces * pieces, pieces, 4)
+    return None
+
+
+def takes(x: torch.Tensor, w: torch.Tensor, norm: Norm | None, low: LowRank | None) -> bool:
+    """Whether this kernel runs the projection of x (K,) by w (N, K) here: else Triton does."""
+    width, depth = w.shape
+    c = config(depth)
+    if c is None or not nvrtc.runs(w):
+        return False
+    owned, rank = math.ceil(width / multiprocessors(w)), 0 if low is None else low.rank
+    read = (x, w) if norm is None else (x, w, norm.weight)
+    if owned > 32 * c.warps or rank > 32 * c.warps or any(tensor.data_ptr() % 16 for tensor in read):
+        return False
+    return 4 * (owned * (2 + c.pieces + (rank + 2 if rank else 0)) + 32 * c.warps) <= MOST_SHARED_BYTES
+
+
+def bind(
+    gate: torch.Tensor, x: torch.Tensor, w: torch.Tensor, act: torch.Tensor, limit: torch.Tensor, kept: torch.Tensor,
+    norm: Norm | None, low: LowRank | None, chosen: Config | None = None,
+) -> Callable[[], object]:  # fmt: skip
+    """Bind the projection; arguments as in `kernels.masked_mlp.bind`. Raises ValueError for a shape that `takes`
+    refuses.
+    """
+    width, depth = w.shape
+    c = chosen or config(depth)
+    if c is None:
+        raise ValueError(f"rows of {depth} weights are not whole pieces of {PIECE}")
+    rank, blocks = 0 if low is None else low.rank, min(width, multiprocessors(w))
+    macros = {
+        "K": depth, "WARPS": c.warps, "PIECES": c.pieces, "VECTORS": depth // (PIECE * c.pieces), "DEPTH": c.depth,
+        "OWNED": math.ceil(width / blocks), "NORMED": int(norm is not None), "RANK": rank,
+        "BF16": int(w.dtype == torch.bfloat16),
+    }  # fmt: skip
+    counts = workspace("masked rows", w, blocks).view(torch.int32)
+    sums = workspace("low rank", w, blocks * power_of_two(max(rank, 1)))
+    gains, eps = (norm.weight, norm.eps) if norm is not None else (x, 0.0)
+    factors = (w, w, w) if low is None else (low.gate_b, low.up_b, low.down_a)
+    tensors = (gate, x, gains, w, act, limit, kept, *factors, counts, sums, counters(w))
+    source = nvrtc.Source("masked_rows.cu", "masked_rows", tuple(macros.items()))
+    numbers = (eps, ctypes.c_float), (width, ctypes.c_int)
+    return nvrtc.bind(source, nvrtc.Shape(blocks, 1, 32 * c.warps), tensors, numbers)

@@ -1,0 +1,87 @@
+"""The streaming form of the masked up projection: its launch configurations everywhere, its numbers on a GPU that runs
+it. What it must compute is tested for the Triton form, on any machine, in test_masked_mlp.py.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kernels import masked_mlp as op
+from kernels.cuda import masked_rows
+from kernels.cuda.masked_rows import PIECE, WIDEST, Config
+from kernels.norm import Norm
+from tests.cuda.test_masked_mlp import TOLERANCE, low_rank, wide
+from tests.cuda.test_projections import draw, error, normed
+from tests.cuda.test_sparse_rows import needs_gpu
+
+
+def test_the_models_of_the_papers_are_taken() -> None:
+    assert masked_rows.config(4096) == Config(16, 4, 4)  # Llama-3.1-8B, Qwen3-8B, Mistral-7B
+    assert masked_rows.config(3072) == Config(15, 3, 4)  # Llama-3.2-3B
+    assert masked_rows.config(8192) == Config(16, 8, 4)
+    assert masked_rows.config(576) is None  # SmolLM2: rows of two and a quarter pieces
+
+
+@given(st.integers(1, 40_000))
+def test_warps_cover_a_row_once_or_not_at_all(depth: int) -> None:
+    c = masked_rows.config(depth)
+    if c is None:
+        assert depth % PIECE or depth // PIECE > 16
+        return
+    vectors, rest = divmod(depth, PIECE * c.pieces)
+    assert rest == 0 and 1 <= vectors <= WIDEST
+    assert c.warps % c.pieces == 0 and c.warps <= 16
+
+
+def test_what_it_does_not_take_is_left_to_triton() -> None:
+    x, w = torch.zeros(256), torch.zeros(64, 256, dtype=torch.float16)
+    assert not masked_rows.takes(x, w, None, None)  # a CPU tensor
+
+
+@needs_gpu
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(("width", "depth"), [(7, 256), (1000, 1280), (2000, 4096)])
+@pytest.mark.parametrize("rank", [0, 3, 16])
+@pytest.mark.parametrize("with_norm", [False, True])
+def test_masked_rows_equal_float64_and_themselves(
+    width: int, depth: int, dtype: torch.dtype, rank: int, with_norm: bool
+) -> None:
+    device = torch.device("cuda")
+    torch.manual_seed(width + rank)
+    low = low_rank(device, width, rank, dtype) if rank else None
+    gate, x, w = draw(device, width + 2 * rank), draw(device, depth), draw(device, width, depth, dtype=dtype)
+    norm = Norm(draw(device, depth), 1e-5) if with_norm else None
+    kept = torch.full((1,), -1, dtype=torch.int32, device=device)
+    for threshold in (0.2, -1.0, 1e9):
+        limit = torch.tensor([threshold], device=device)
+        act = torch.full((width + rank,), float("nan"), device=device)
+        launch = masked_rows.bind(gate, x, w, act, limit, kept, norm, low)
+        launch()
+        expected = op.reference(gate.double(), normed(x, norm), w.double(), threshold, wide(low))
+        assert error(act, expected) < TOLERANCE if threshold < 1e9 else not act.any()
+        assert kept.tolist() == [int((expected[:width] != 0).sum())]
+        first = act.clone()
+        act.fill_(float("nan"))
+        launch()
+        assert torch.equal(first, act)
+
+
+@needs_gpu
+def test_nan_passes_and_a_dropped_row_is_never_read() -> None:
+    device = torch.device("cuda")
+    gate, x, w = draw(device, 300), draw(device, 256), draw(device, 300, 256, dtype=torch.float16)
+    gate[7], w[7] = 1e-6, float("nan")
+    kept, limit = torch.zeros(1, dtype=torch.int32, device=device), torch.tensor([0.01], device=device)
+    act = torch.zeros(300, device=device)
+    launch = masked_rows.bind(gate, x, w, act, limit, kept, None, None)
+    launch()
+    assert bool(torch.isfinite(act).all())
+    gate[9] = float("nan")
+    launch()
+    assert bool(torch.isnan(act[9])) and int(torch.isnan(act).sum()) == 1
