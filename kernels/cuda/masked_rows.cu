@@ -88,7 +88,7 @@ masked_rows(const float* gate, const float* x, const float* gain, const char* w,
     const int piece = warp % PIECES, team = warp / PIECES;
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 
-    // What does not depend on the kernel before: gains and the limit.
+    // What does not depend on the kernel before: gains, the limit, factors of the gate's update.
     const int column = piece * 256 * VECTORS + lane * 8;
     float z[VECTORS][8];
 #pragma unroll
@@ -101,10 +101,14 @@ masked_rows(const float* gate, const float* x, const float* gain, const char* w,
             z[v][4 * half + 2] = four.z, z[v][4 * half + 3] = four.w;
         }
     const float threshold = *limit;
-    asm volatile("griddepcontrol.wait;" ::: "memory");
-
     const int row = blockIdx.x + gridDim.x * thread;
     const bool own = thread < OWNED && row < width;
+    float gate_factors[R] = {};
+    if (RANK > 0 && own)
+#pragma unroll
+        for (int j = 0; j < RANK; j++) gate_factors[j] = widened(gate_b + static_cast<long long>(row) * RANK + j);
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+
     float g = own ? __ldcg(gate + row) : 0.0f;
     float square = 0.0f;
 #pragma unroll
@@ -117,8 +121,8 @@ masked_rows(const float* gate, const float* x, const float* gain, const char* w,
             z[v][4 * half + 2] *= four.z, z[v][4 * half + 3] *= four.w;
         }
     if (RANK > 0 && own)
-        for (int j = 0; j < RANK; j++)
-            g += widened(gate_b + static_cast<long long>(row) * RANK + j) * __ldcg(gate + width + j);
+#pragma unroll
+        for (int j = 0; j < RANK; j++) g += gate_factors[j] * __ldcg(gate + width + j);
     const float silu = g / (1.0f + expf(-g));
     const bool keep = own && !(fabsf(silu) <= threshold);
     const unsigned chosen = __ballot_sync(~0u, keep);
@@ -158,6 +162,7 @@ masked_rows(const float* gate, const float* x, const float* gain, const char* w,
     }
     if (RANK > 0 && keep) {  // with the first rows under way
         float sum = 0.0f;
+#pragma unroll
         for (int j = 0; j < RANK; j++) {
             const long long factor = static_cast<long long>(row) * RANK + j;
             sum += widened(up_b + factor) * __ldcg(gate + width + RANK + j);
