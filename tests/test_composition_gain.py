@@ -122,6 +122,15 @@ def test_on_a_small_model_the_tight_budgets_are_observed_and_the_wide_one_is_ass
     assert found["composition is fastest"] is found["gain where the selection is affordable"] is Verdict.REPRODUCED
 
 
+def test_noise_of_one_block_cannot_contradict_a_gain(rows: list[Row]) -> None:
+    """A minimum without an interval did, in a quick run of three blocks."""
+    one_slow_block(rows)
+    found = {finding.predicate.name: finding for finding in claim.judge(rows, PROFILE)}
+    affordable = found["gain where the selection is affordable"]
+    assert affordable.verdict is Verdict.INCONCLUSIVE
+    assert affordable.extra["smallest of 5 blocks"] < claim.LEAST_GAIN
+
+
 def synthetic() -> list[Row]:
     """Rows of a run on made-up weights: the paper's admissions, a screen and blocks at the byte bounds."""
     rows: list[Row] = [{**row, "cell": "admitted", "block": 0, "origin": "live"} for row in claim.published_rows()]
