@@ -10,8 +10,10 @@ import math
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,8 +22,9 @@ import torch
 from artifact.claim import Finding
 from artifact.engine import models
 from artifact.engine.prefill import logits, prefill
+from artifact.errors import UserError
 from artifact.judge import accuracy
-from artifact.measure.multiple_choice import likelihood, tasks
+from artifact.measure.multiple_choice import asked, likelihood, load, tasks
 from artifact.profiles import Profile
 from artifact.projection.masked import GateMask
 from artifact.shapes import Shape
@@ -114,6 +117,47 @@ def test_tasks_are_named_or_files(monkeypatch: pytest.MonkeyPatch) -> None:
     assert tasks() == ["piqa", str(Path("tests/capitals.yaml").resolve())]
     monkeypatch.delenv("ARTIFACT_CHOICE_TASKS")
     assert "arc_easy" in tasks()
+
+
+def harness(monkeypatch: pytest.MonkeyPatch, get_task_dict: Callable[..., dict[str, Any]]) -> None:
+    """An lm-eval whose tasks load as told."""
+    found = ModuleType("lm_eval.tasks")
+    found.TaskManager = lambda include_path: include_path  # type: ignore[attr-defined]
+    found.get_task_dict = get_task_dict  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "lm_eval", ModuleType("lm_eval"))
+    monkeypatch.setitem(sys.modules, "lm_eval.tasks", found)
+
+
+def test_unknown_tasks_and_those_that_are_no_choice_are_a_users_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(names: list[str], manager: object) -> dict[str, Any]:
+        raise KeyError(names[0])
+
+    harness(monkeypatch, unknown)
+    with pytest.raises(UserError, match=r"ARTIFACT_CHOICE_TASKS: .*arc_eazy.*lm-eval ls tasks"):
+        load(["arc_eazy"])
+    harness(monkeypatch, lambda names, manager: {"gsm8k": SimpleNamespace(OUTPUT_TYPE="generate_until")})
+    with pytest.raises(UserError, match="gsm8k, which is not multiple-choice"):
+        load(["gsm8k"])
+    kept = {"piqa": SimpleNamespace(OUTPUT_TYPE="multiple_choice")}
+    harness(monkeypatch, lambda names, manager: kept)
+    assert load(["piqa"]) == kept
+
+
+def test_only_data_that_are_not_cached_are_a_reason_to_ask_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def offline(names: list[str], manager: object) -> dict[str, Any]:
+        raise ConnectionError("could not reach the hub")
+
+    def broken(names: list[str], manager: object) -> dict[str, Any]:
+        raise ValueError("a fault of ours")
+
+    for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"):
+        monkeypatch.setenv(name, "1")
+    harness(monkeypatch, offline)
+    (row,) = [row for row in asked({"tasks": ["piqa"]}) if "kind" in row]
+    assert row["kind"] == "no-choice" and "the data of piqa are not cached" in row["reason"]
+    harness(monkeypatch, broken)
+    with pytest.raises(ValueError, match="a fault of ours"):
+        list(asked({"tasks": ["piqa"]}))
 
 
 TASK = """

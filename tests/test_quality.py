@@ -74,16 +74,16 @@ def test_dense_scores_are_those_of_transformers(loaded: Loaded, window: torch.Te
     assert torch.allclose(torch.tensor(nll, dtype=torch.float64), expected, atol=2e-3)
 
 
-def test_a_pass_that_ignores_its_branch_is_an_error(
+def test_a_pass_that_ignores_its_branch_differs_from_steps(
     loaded: Loaded, window: torch.Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     filled, calibration = prefilled(loaded, window), calibrated(loaded)
     inputs = (loaded.weights, calibration, filled.cache, filled.queries[CONTEXT], window, ARMS[2])
-    quality.check_stepwise(*inputs)
+    allowed = quality.tolerance_nats(loaded.weights.dtype, ARMS[2].r_p < 1)
+    assert quality.stepwise_difference(*inputs, 8) <= allowed
     honest = teacher.forward
     monkeypatch.setattr(teacher, "forward", lambda w, c, t, thresholds, packed: honest(w, c, t, thresholds, None))
-    with pytest.raises(RuntimeError, match="differs from decode steps"):
-        quality.check_stepwise(*inputs)
+    assert quality.stepwise_difference(*inputs, 8) > allowed
 
 
 def test_ignored_thresholds_are_an_error(loaded: Loaded, window: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> None:

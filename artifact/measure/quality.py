@@ -158,24 +158,6 @@ def score_stepwise(
     return nll
 
 
-def check_stepwise(
-    weights: Weights,
-    calibration: Calibrated | None,
-    cache: KVCache,
-    queries: Sequence[torch.Tensor],
-    window: torch.Tensor,
-    configuration: Configuration,
-    steps: int = 8,
-) -> float:
-    """Return `stepwise_difference`. Raises RuntimeError above the tolerance of the mode: then a perplexity of the pass
-    would not be the branch's.
-    """
-    found = stepwise_difference(weights, calibration, cache, queries, window, configuration, steps)
-    if not found <= tolerance_nats(weights.dtype, configuration.r_p < 1):
-        refuse(configuration, found)
-    return found
-
-
 def refuse(configuration: Configuration, found: float) -> NoReturn:
     """Raise RuntimeError: a pass is no measure of a branch whose steps differ by `found` nats."""
     raise RuntimeError(f"{configuration.label}: scoring in one pass differs from decode steps by {found:.2e} nats")

@@ -67,7 +67,8 @@ def test_calibration_agrees_with_that_of_the_cpu(both: tuple[Weights, Weights]) 
 def test_one_pass_equals_decode_steps(both: tuple[Weights, Weights], arm: Configuration) -> None:
     weights, window = both[1], token_ids(CONTEXT + SCORED + 1, seed=5)
     filled = prefill(weights, window[:CONTEXT], None, (CONTEXT,), 16)
-    quality.check_stepwise(weights, None, filled.cache, filled.queries[CONTEXT], window, arm, SCORED)
+    inputs = (weights, None, filled.cache, filled.queries[CONTEXT], window, arm)
+    assert quality.stepwise_difference(*inputs, SCORED) <= quality.tolerance_nats(weights.dtype, arm.r_p < 1)
 
 
 def test_a_thresholded_pass_reads_what_decode_steps_read(both: tuple[Weights, Weights]) -> None:
