@@ -95,6 +95,9 @@ def test_the_region_is_a_share_of_the_models_own_crossover() -> None:
     assert finding.predicate.region.high == pytest.approx(0.055 * star)
     assert finding.extra["n_star_tokens"] == pytest.approx(6582.857, abs=0.01)
     assert finding.extra["region_ms"] == pytest.approx(0.055 * star * float(finding.extra["slope_ms_per_k"]) / K_TOKENS)
+    assert finding.interval is not None
+    low, high = (float(finding.extra[f"bootstrap_{end}_tokens"]) for end in ("low", "high"))
+    assert finding.interval.low <= low <= finding.interval.point <= high <= finding.interval.high
 
 
 def changed(fault: Callable[[list[Row]], None]) -> list[Row]:
