@@ -32,12 +32,13 @@ class Config:
     together: int = 1
 
 
-def config(depth: int, rank: int = 0) -> Config:
+def config(depth: int, rank: int = 0, item: int = 2) -> Config:
     """Return the launch configuration for rows of `depth` weights: many small programs, a row at a time each (the
     fastest of 25 tried on an H200 at Llama-3.1-8B's shape; with an update of rank 16 of 8, docs/log-gpu-kernels.md).
+    Weights of four bytes (`item`) take twice the warps for their registers, untuned.
     """
     block = min(4096, power_of_two(depth))
-    return Config(8 if rank else 16, block, max(1, block // 2048))
+    return Config(8 if rank else 16, block, max(1, item * block // 4096))
 
 
 @triton.jit
@@ -135,7 +136,7 @@ def bind(
     """Bind the masked up projection; shapes are checked by `kernels.masked_mlp.bind`."""
     width, depth = w.shape
     rank = 0 if low is None else low.rank
-    c = chosen or config(depth, rank)
+    c = chosen or config(depth, rank, w.element_size())
     programs = triton.cdiv(width, c.rows)
     span = power_of_two(max(rank, 1))
     constants = {
