@@ -100,6 +100,37 @@ def test_on_synthetic_weights_speed_alone_is_judged(module: Any) -> None:
     assert Verdict.CONTRADICTED in [one.verdict for one in module.judge(rows + slow, GPU)[-2:]]
 
 
+def in_both_formats(rows: list[Row], slow: str = "") -> list[Row]:
+    """Timed rows in float32 and bfloat16; every routed step of the format `slow` takes half as long again as dense."""
+    found = [row | {"dtype": dtype} for dtype in ("bfloat16", "float32") for row in copy.deepcopy(rows)]
+    for row in found:
+        if row["dtype"] == slow and row["share"] < 1:
+            row["ms"] = [value * 2 for value in row["ms"]]
+    return found
+
+
+@pytest.mark.parametrize("module", [token_routing, sats_finetuned])
+@pytest.mark.parametrize("slow", ["bfloat16", "float32"])
+def test_of_two_formats_the_one_that_gains_least_is_judged_and_both_are_printed(module: Any, slow: str) -> None:
+    timed = [row for row in CLAIMS[module.NAME][1]() if row["kind"] == "timing"]
+    faster = module.judge(in_both_formats(timed), GPU)[-2]
+    assert faster.verdict is Verdict.REPRODUCED
+    assert {"dense over routed, tiny, float32", "dense over routed, tiny, bfloat16"} <= set(faster.extra)
+    faster = module.judge(in_both_formats(timed, slow), GPU)[-2]
+    assert faster.verdict is Verdict.CONTRADICTED and faster.note == f"tiny, {slow}"
+
+
+@pytest.mark.parametrize("module", [token_routing, sats_finetuned])
+def test_a_format_without_room_is_said_and_the_other_is_judged(module: Any) -> None:
+    timed = [row for row in CLAIMS[module.NAME][1]() if row["kind"] == "timing"]
+    left = {"kind": "no-room", "model": "tiny", "dtype": "float32", "reason": "tiny in float32 needs 90 GB"}
+    faster = module.judge([left, *(row | {"dtype": "bfloat16"} for row in timed)], GPU)[-2]
+    assert faster.verdict is Verdict.REPRODUCED
+    assert faster.extra["not timed, tiny, float32"] == left["reason"]
+    faster = module.judge([left], GPU)[-2]
+    assert faster.verdict is Verdict.NOT_RUN and faster.note == left["reason"]
+
+
 def test_unequal_arms_are_errors() -> None:
     with pytest.raises(ValueError, match="windows"):
         sats_vs_cats.judge(versus_rows()[:-1], EMBEDDED)
@@ -117,6 +148,7 @@ TABLES_OF = {
     "sats_table4": (finetuned_rows, 5),
     "sats_table6": (routing_rows, 5),
     "sats_table7": (finetuned_rows, 3),
+    "sats_table8": (routing_rows, 6),
 }
 
 
@@ -136,6 +168,25 @@ def test_table6_prints_rates_and_paired_speedups() -> None:
     text = render("sats_table6", routing_rows(), {}, PAPERS)
     line = next(line for line in text.splitlines() if line.startswith("sats50-routed50 "))
     assert r"\fromlive{1.11}" in line and r"\fromlive{110.4}" in line
+
+
+def test_tables_keep_formats_apart() -> None:
+    timed = [row for row in routing_rows() if row["kind"] == "timing"]
+    rows = in_both_formats(timed, "bfloat16")
+    line = next(line for line in render("sats_table8", rows, {}, PAPERS).splitlines() if "sats50-routed50 " in line)
+    assert line.index(r"\fromlive{1.11}") < line.index(r"\fromlive{0.56}")
+    sixth = render("sats_table6", rows, {}, PAPERS)
+    assert "in float32 at" in sixth and r"\fromlive{0.56}" not in sixth
+    seventh = in_both_formats([row for row in finetuned_rows() if row["kind"] == "timing"])
+    text = render("sats_table7", seventh, {}, PAPERS)
+    assert "{tiny, bfloat16}" in text and "{tiny, float32}" in text
+
+
+def test_table8_says_what_was_not_measured() -> None:
+    text = render("sats_table8", routing_rows(), {}, PAPERS)
+    assert text.count(r"\fromlive{not measured}") == 2 * 4 and "hold float32 weights alone" in text
+    left = {"kind": "no-room", "model": "tiny", "dtype": "bfloat16", "reason": "tiny in bfloat16 needs 90 GB"}
+    assert "needs 90 GB" in render("sats_table8", [*routing_rows(), left], {}, PAPERS)
 
 
 def test_every_printed_figure_has_its_place() -> None:
