@@ -16,7 +16,7 @@ import torch
 from artifact.cli import main
 from artifact.engine import models
 from artifact.errors import UserError
-from artifact.measure import finetune_cells, masked_bench, masked_cells, masked_timing
+from artifact.measure import finetune_cells, format_cells, masked_bench, masked_cells, masked_timing
 from artifact.measure.finetune import Recipe
 from artifact.measure.masked_bench import MaskedBench, open_bench
 from artifact.measure.masked_plan import Arm, Sizes, arm_of, sizes_of
@@ -153,6 +153,35 @@ def test_windows_are_scored_under_every_arm(tiny: Tiny, text: str) -> None:
     assert static["budget"] == pytest.approx(opened(tiny, text).calibration.curves.budget(0.5))
     assert all(row["stepwise_difference_nats"] < 1e-3 for row in rows)
     assert static["nll"] != by_label["cats50"][0]["nll"] != dense["nll"]
+
+
+def test_another_format_is_scored_with_the_same_thresholds(
+    tiny: Tiny, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arms = [Arm().record(), Arm("sats", 0.5).record()]
+    base = rows_of(masked_cells.scored, params(tiny, text, arms=arms))
+    calibrations = list(Path(opened(tiny, text).folder).glob("gate-*"))
+    other = rows_of(format_cells.scored, params(tiny, text, arms=arms, stored="bfloat16"))
+    assert list(Path(opened(tiny, text).folder).glob("gate-*")) == calibrations
+    assert [row["kind"] for row in other] == ["format"] * 6 and {row["dtype"] for row in other} == {"bfloat16"}
+    assert {row["dtype"] for row in base} == {"float32"}
+    for one, two in zip(base, other, strict=True):
+        same = ("label", "window", "window_tokens_hash", "budget", "calibration")
+        assert [one[name] for name in same] == [two[name] for name in same]
+        assert 0 < max(abs(a - b) for a, b in zip(one["nll"], two["nll"], strict=True)) < 0.5
+        assert two["counted_sparsity"] == pytest.approx(one["counted_sparsity"], abs=0.02)
+        assert two["stepwise_difference_nats"] < 0.2
+
+
+def test_widened_weights_are_the_same_numbers(tiny: Tiny) -> None:
+    path = str(tiny("llama").path)
+    narrow, full = models.load(path, "cpu", torch.bfloat16), tiny("llama").weights
+    wide = models.widened(narrow)
+    assert models.widened(full) is full and wide.dtype == torch.float32 and wide.identity == narrow.identity
+    assert torch.equal(wide.head, narrow.head.float()) and not torch.equal(wide.head, full.head)
+    for one, two in zip(wide.layers, narrow.layers, strict=True):
+        for name in ("qkv", "o", "gate_up", "down"):
+            assert torch.equal(getattr(one, name).w, getattr(two, name).w.float())
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,7 @@ from tests.faults._sats import (
     versus_rows,
     worse,
 )
+from tests.faults.sats_vs_cats import half_precision_is_cut_off
 
 EMBEDDED = Profile("embedded", "model.gguf", "cpu", "float32", None, 2)
 GPU = Profile("gpu", "llama-3.1-8b", "cuda", "float16", None, 2)
@@ -59,6 +60,7 @@ FAULTS = [
     ("sats_vs_cats", changed("window", "counted_sparsity", lambda s: s - 0.1, "cats50"), 0),
     ("sats_vs_cats", worse("sats50", 0.2), 1),
     ("sats_vs_cats", worse("sats30", 0.2), 2),
+    ("sats_vs_cats", half_precision_is_cut_off, 5),
     ("token_routing", worse("sats50-routed75", 0.3), 0),
     ("token_routing", worse("sats50-routed50", 0.2), 1),
     ("token_routing", changed("window", "held_out_share", lambda s: s + 0.2, "routed50"), 2),
@@ -146,6 +148,7 @@ TABLES_OF = {
     "sats_table2": (versus_rows, 4),
     "sats_table3": (finetuned_rows, 4),
     "sats_table4": (finetuned_rows, 5),
+    "sats_table5": (versus_rows, 4),
     "sats_table6": (routing_rows, 5),
     "sats_table7": (finetuned_rows, 3),
     "sats_table8": (routing_rows, 6),
@@ -162,6 +165,18 @@ def test_tables_have_a_row_per_arm_and_no_typed_figure(name: str) -> None:
     assert sum(line.startswith("dense &") for line in body) == 1
     with pytest.raises(TableMissing):
         render(name, [], {}, PAPERS)
+
+
+def test_windows_of_one_format_alone_are_not_compared() -> None:
+    rows = [row for row in versus_rows() if row.get("dtype") != "bfloat16"]
+    finding = sats_vs_cats.judge(rows, PAPER)[5]
+    assert finding.verdict is Verdict.NOT_RUN and "bfloat16" in finding.note
+    with pytest.raises(TableMissing, match="bfloat16"):
+        render("sats_table5", rows, {}, PAPERS)
+    rows = versus_rows()
+    rows.remove(next(row for row in rows if row.get("dtype") == "bfloat16" and row["label"] == "sats50"))
+    with pytest.raises(ValueError, match="windows"):
+        sats_vs_cats.judge(rows, PAPER)
 
 
 def test_table6_prints_rates_and_paired_speedups() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from artifact.engine import teacher
+from artifact.engine import models, teacher
 from artifact.engine.decoder import Decoder
 from artifact.engine.models import Weights
 from artifact.engine.prefill import prefill
@@ -55,7 +55,11 @@ def scored(params: Row) -> Iterator[Row]:
     said: list[Row] = []
     yield {"progress": 0.0, "doing": "loading and calibrating"}
     bench = opened(params, said)
-    arms = [arm_of(record) for record in params["arms"]]
+    yield from windows_scored(bench, [arm_of(record) for record in params["arms"]])
+
+
+def windows_scored(bench: MaskedBench, arms: Sequence[Arm], kind: str = "window") -> Iterator[Row]:
+    """Yield one row of this kind per window and arm."""
     protocol, source = bench.sizes.protocol, bench.evaluation_text
     cut = quality.windows(bench.tokenizer, source.text, protocol, source.name)
     bench.require_apart(cut.tokens)
@@ -76,7 +80,8 @@ def scored(params: Row) -> Iterator[Row]:
                 | arm.record()
                 | {
                     "label": arm.label,
-                    "kind": "window",
+                    "kind": kind,
+                    "dtype": str(bench.weights.dtype).removeprefix("torch."),
                     "window": index,
                     "protocol": cut.hash,
                     "window_tokens_hash": hash_tokens(window),
@@ -135,12 +140,15 @@ def check_steps(bench: MaskedBench, branch: Any, windows: torch.Tensor) -> float
 
 
 def difference_nats(bench: MaskedBench, branch: Any, window: torch.Tensor) -> float:
-    """Mean over CHECKED_STEPS tokens of the distance between their losses in one pass and in decode steps."""
+    """Mean over CHECKED_STEPS tokens of the distance between their losses in one pass and in decode steps, which a CPU
+    takes with the same numbers in float32: its kernels hold nothing else.
+    """
     context, steps = bench.sizes.protocol.context_tokens, CHECKED_STEPS
     given = window[: context + steps + 1].to(bench.weights.device)
     passed = losses(bench.weights, given, context, branch)
-    cache = prefill(bench.weights, given[:context], context + steps).cache
-    decoder = Decoder(bench.weights, cache, given, branch)
+    weights = bench.weights if bench.weights.device.type == "cuda" else models.widened(bench.weights)
+    cache = prefill(weights, given[:context], context + steps).cache
+    decoder = Decoder(weights, cache, given, branch)
     stepped = []
     for step in range(steps):
         decoder.step()
