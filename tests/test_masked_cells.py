@@ -170,7 +170,7 @@ def test_another_format_is_scored_with_the_same_thresholds(
         assert [one[name] for name in same] == [two[name] for name in same]
         assert 0 < max(abs(a - b) for a, b in zip(one["nll"], two["nll"], strict=True)) < 0.5
         assert two["counted_sparsity"] == pytest.approx(one["counted_sparsity"], abs=0.02)
-        assert two["stepwise_difference_nats"] < 0.2
+        assert two["stepwise_difference_nats"] < 1e-3
 
 
 def test_widened_weights_are_the_same_numbers(tiny: Tiny) -> None:

@@ -61,6 +61,7 @@ FAULTS = [
     ("sats_vs_cats", worse("sats50", 0.2), 1),
     ("sats_vs_cats", worse("sats30", 0.2), 2),
     ("sats_vs_cats", half_precision_is_cut_off, 5),
+    ("sats_vs_cats", half_precision_is_cut_off, 6),
     ("token_routing", worse("sats50-routed75", 0.3), 0),
     ("token_routing", worse("sats50-routed50", 0.2), 1),
     ("token_routing", changed("window", "held_out_share", lambda s: s + 0.2, "routed50"), 2),

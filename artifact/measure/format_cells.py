@@ -1,8 +1,8 @@
 """The measuring task of weight formats: the same arms on the same windows, weights and cache stored in another format.
 
 Thresholds are shared: calibrated once, in the profile's format, so that two rows differ by the format and nothing else.
-Activations and sums are float32 whatever is stored, as in a decode step of ours; a library that also rounds
-activations would add to the difference.
+Activations and sums are float32 whatever is stored, as in a decode step of ours, but for a dense prefill and attention,
+which round what they read to the stored format; a library that rounds all activations would add to the difference.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ Before windows are scored, the arm that uses most is checked against real decode
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -69,7 +70,7 @@ def windows_scored(bench: MaskedBench, arms: Sequence[Arm], kind: str = "window"
     branches = {arm.label: bench.branch(arm, read) for arm in arms}
     held_out = {arm.label: bench.held_out_share(arm) for arm in arms if arm.share < 1 and arm.table == "scores"}
     busiest = max(arms, key=lambda arm: (arm.method != "dense") + (arm.share < 1) + bool(arm.adapter))
-    difference = check_steps(bench, branches[busiest.label], cut.tokens)
+    difference = check_steps(_steppable(bench), branches[busiest.label], cut.tokens)
     for index, window in enumerate(cut.tokens):
         yield {"progress": index / len(cut.tokens), "doing": f"window {index + 1} of {len(cut.tokens)}"}
         cache = prefill(bench.weights, window[: protocol.context_tokens]).cache
@@ -95,6 +96,11 @@ def windows_scored(bench: MaskedBench, arms: Sequence[Arm], kind: str = "window"
                     "stepwise_difference_nats": difference,
                 }
             )
+
+
+def _steppable(bench: MaskedBench) -> MaskedBench:
+    """The bench whose weights decode steps can read: a CPU's kernels hold float32 alone, and take the same numbers so."""
+    return bench if bench.weights.device.type == "cuda" else replace(bench, weights=models.widened(bench.weights))
 
 
 def _score(weights: Weights, cache: Any, window: torch.Tensor, branch: Any) -> Row:
@@ -140,15 +146,12 @@ def check_steps(bench: MaskedBench, branch: Any, windows: torch.Tensor) -> float
 
 
 def difference_nats(bench: MaskedBench, branch: Any, window: torch.Tensor) -> float:
-    """Mean over CHECKED_STEPS tokens of the distance between their losses in one pass and in decode steps, which a CPU
-    takes with the same numbers in float32: its kernels hold nothing else.
-    """
+    """Mean over CHECKED_STEPS tokens of the distance between their losses in one pass and in decode steps."""
     context, steps = bench.sizes.protocol.context_tokens, CHECKED_STEPS
     given = window[: context + steps + 1].to(bench.weights.device)
     passed = losses(bench.weights, given, context, branch)
-    weights = bench.weights if bench.weights.device.type == "cuda" else models.widened(bench.weights)
-    cache = prefill(weights, given[:context], context + steps).cache
-    decoder = Decoder(weights, cache, given, branch)
+    cache = prefill(bench.weights, given[:context], context + steps).cache
+    decoder = Decoder(bench.weights, cache, given, branch)
     stepped = []
     for step in range(steps):
         decoder.step()
