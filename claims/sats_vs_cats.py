@@ -87,14 +87,6 @@ CLAIM = Claim(
             Region(None, 0.0, "the ordering of the paper, of the layers whose errors the model bears"),
             frozenset(),
         ),
-        Predicate(
-            "higher accuracy at 50%",
-            "average multiple-choice accuracy of SATS minus that of CATS",
-            "Table 1",
-            Region(0.0, None, "higher average accuracy, as printed for both models"),
-            PAPER_SCALE,
-            ACCURACY,
-        ),
         *(
             Predicate(
                 f"formats differ little, {arms}",
@@ -108,6 +100,14 @@ CLAIM = Claim(
                 ("dense", "dense", EVERYWHERE),
                 ("thresholded", "of CATS or SATS at 50%, whichever moves most", PAPER_SCALE),
             )
+        ),
+        Predicate(
+            "higher accuracy at 50%",
+            "average multiple-choice accuracy of SATS minus that of CATS",
+            "Table 1",
+            Region(0.0, None, "higher average accuracy, as printed for both models"),
+            PAPER_SCALE,
+            ACCURACY,
         ),
     ),
 )
@@ -137,7 +137,7 @@ def judge(rows: list[dict[str, Any]], profile: Profile) -> list[Finding]:
     """Compare both methods at each level, windows paired."""
     from artifact.measure import quality
 
-    matched, at_high, at_low, inner, accuracy = CLAIM.predicates[:5]
+    matched, at_high, at_low, inner, *_, accuracy = CLAIM.predicates
     windows = [row for row in rows if row.get("kind") == "window"]
     if not windows:
         return [not_run(predicate, "no window was scored") for predicate in CLAIM.predicates]
@@ -153,8 +153,8 @@ def judge(rows: list[dict[str, Any]], profile: Profile) -> list[Finding]:
         find(at_high, changes[high], profile, "", ppl),
         find(at_low, changes[low], profile),
         find(inner, quality.increase(losses, f"sats-inner{100 * high:g}", f"cats{100 * high:g}"), profile),
-        _accuracy(accuracy, rows, profile),
         *_formats(rows, profile),
+        _accuracy(accuracy, rows, profile),
     ]
 
 
@@ -175,7 +175,7 @@ def _formats(rows: list[dict[str, Any]], profile: Profile) -> list[Finding]:
     from artifact.judge import formats
     from artifact.measure.masked_plan import FORMATS
 
-    dense, thresholded = CLAIM.predicates[5:]
+    dense, thresholded = CLAIM.predicates[4:6]
     losses = formats.by_format(rows)
     if missing := [name for name in FORMATS if name not in losses]:
         return [not_run(one, f"no windows were scored in {' and '.join(missing)}") for one in (dense, thresholded)]

@@ -99,7 +99,7 @@ def windows_scored(bench: MaskedBench, arms: Sequence[Arm], kind: str = "window"
 
 
 def _steppable(bench: MaskedBench) -> MaskedBench:
-    """The bench whose weights decode steps can read: a CPU's kernels hold float32 alone, and take the same numbers so."""
+    """The bench whose weights decode steps can read: a CPU's hold float32 alone and take the same numbers so."""
     return bench if bench.weights.device.type == "cuda" else replace(bench, weights=models.widened(bench.weights))
 
 
