@@ -23,7 +23,8 @@ def context(rows: list[Row], results: Mapping[str, Any], paper: Mapping[str, Any
         own = [row for row in timed if row["model"] == model]
         for label in dict.fromkeys(row["label"] for row in own):
             cells = speed_cells(label, own, [(model, dtype) for dtype in FORMATS], MISSING)
-            found.append({"label": label, "model": str(model), "cells": cells})
+            shown = [MISSING if cell.text == MISSING else cell for cell in cells]  # no figure, so without an origin
+            found.append({"label": label, "model": str(model), "cells": shown})
     reasons = [str(row["reason"]) for row in rows if row.get("kind") == "no-room"]
     if not any(row["dtype"] == FORMATS[-1] for row in timed) and not reasons:
         reasons = ["the kernels of this profile hold float32 weights alone"]
