@@ -2,8 +2,9 @@
 
 The paper: a table of mean excess damage per token id, a threshold for 25, 50 and 75% routed tokens on a held-out split;
 routing improves on static SATS at 50% sparsity and keeps most of the throughput. Measured here: perplexity of dense,
-static, routed and randomly routed arms on the same windows, and interleaved decode steps of the operating point. Much
-of the gain is that fewer tokens are sparse at all, so a random table of the same share is always printed beside.
+static, routed and randomly routed arms on the same windows, and interleaved decode steps of the operating point, on a
+GPU with weights in float32 (Table 6) and bfloat16 (Table 8). Much of the gain is that fewer tokens are sparse at all,
+so a random table of the same share is always printed beside.
 
     python claims/token_routing.py [--quick]
 """
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from artifact.claim import Claim, Finding, Predicate, find, not_run, run_as_script
+from artifact.judge import masked_speed
 from artifact.profiles import NAMES, Profile
 from artifact.stats import Interval, Region, block_interval, exact_interval, over_dense
 from paper_tables.figures import figures
@@ -43,8 +45,8 @@ CLAIM = Claim(
     paper="sats",
     place="equations 11 to 14, Tables 6 and 8",
     needs="a model with trained weights and its tokenizer (speed alone: a CUDA GPU); 3 GB of memory",
-    minutes={"embedded": "3 (quick: 0.7)", "gpu": "4", "paper": "40"},
-    tables=("sats_table6",),
+    minutes={"embedded": "3 (quick: 0.7)", "gpu": "10", "paper": "60"},
+    tables=("sats_table6", "sats_table8"),
     predicates=(
         Predicate(
             "routed beats static",
@@ -116,23 +118,24 @@ def measure(run: Run) -> None:
     """Score the windows under every arm, then time the operating point in fresh processes."""
     from artifact.measure.masked_cells import score_cell
     from artifact.measure.masked_plan import sizes
-    from artifact.measure.masked_timing import timing_cell
+    from artifact.measure.masked_timing import settings, timing_cell
 
     plan, trained = sizes(run.profile, run.quick), run.profile.name != "gpu"
     if trained:
         run.measure([score_cell(run, NAME, "arms", plan, arms(run.quick))])
     blocks, steps = (QUICK_BLOCKS, QUICK_STEPS) if run.quick else (BLOCKS, STEPS)
-    context = CONTEXTS[run.profile.name]
+    context, timed = CONTEXTS[run.profile.name], timed_arms(trained)
+    wanted = settings(run, NAME, timed, context + steps, ("",) if trained else SHAPES)
     for block in range(blocks):
-        for model in ("",) if trained else SHAPES:
-            run.measure([timing_cell(run, NAME, plan, timed_arms(trained), context, steps, block, model)])
+        for setting in wanted:
+            run.measure([timing_cell(run, NAME, plan, timed, context, steps, block, setting)])
 
 
 def judge(rows: list[dict[str, Any]], profile: Profile) -> list[Finding]:
     """Judge quality where windows were scored, and speed per block."""
     windows = [row for row in rows if row.get("kind") == "window"]
     timed = [row for row in rows if row.get("kind") == "timing"]
-    return [*_quality(windows, profile), *_speed(timed, profile)]
+    return [*_quality(windows, profile), *_speed(timed, masked_speed.no_room(rows), profile)]
 
 
 def _quality(windows: list[dict[str, Any]], profile: Profile) -> list[Finding]:
@@ -177,29 +180,27 @@ def over_random(losses: dict[str, dict[int, list[float]]], base: str, share: flo
     return quality.increase(both, "routed", "random")
 
 
-def _speed(timed: list[dict[str, Any]], profile: Profile) -> list[Finding]:
-    """Ratios of step times per block, trimmed means of pairs; of several models the one that gains least is judged."""
+def _speed(timed: list[dict[str, Any]], no_room: dict[str, float | str], profile: Profile) -> list[Finding]:
+    """Ratios of step times per block, trimmed means of pairs; of all models and formats the one that gains least is
+    judged, and all are printed.
+    """
     faster, slower = CLAIM.predicates[3:]
     if not timed:
-        return [not_run(one, "no step was timed") for one in (faster, slower)]
-    gains, prices, extra = {}, {}, {}
-    for model in sorted({row["model"] for row in timed}):
-        blocks = [[row for row in timed if (row["model"], row["block"]) == (model, b)] for b in _blocks(timed)]
+        why = "; ".join(map(str, no_room.values())) or "no step was timed"
+        return [not_run(one, why) for one in (faster, slower)]
+    gains, prices, extra = {}, {}, dict(no_room)
+    for setting, blocks in masked_speed.by_setting(timed).items():
         ratios = [speed_ratios(block) for block in blocks]
-        gains[model] = block_interval([ratio["dense"] / ratio["routed"] for ratio in ratios], unit="x")
-        prices[model] = block_interval([ratio["routed"] / ratio["static"] for ratio in ratios], unit="x")
-        for name in ("static", "cats"):
-            extra[f"dense over {name}, {model}"] = median(ratio["dense"] / ratio[name] for ratio in ratios)
-        extra[f"bytes, dense over static, {model}"] = byte_bound(blocks[0])
-    least, cheapest = min(gains, key=lambda m: gains[m].low), min(prices, key=lambda m: prices[m].low)
+        gains[setting] = block_interval([ratio["dense"] / ratio["routed"] for ratio in ratios], unit="x")
+        prices[setting] = block_interval([ratio["routed"] / ratio["static"] for ratio in ratios], unit="x")
+        for name in ("routed", "static", "cats"):
+            extra[f"dense over {name}, {setting}"] = median(ratio["dense"] / ratio[name] for ratio in ratios)
+        extra[f"bytes, dense over static, {setting}"] = byte_bound(blocks[0])
+    least, cheapest = min(gains, key=lambda one: gains[one].low), min(prices, key=lambda one: prices[one].low)
     return [
-        find(faster, gains[least], profile, f"{least}, {timed[0]['dtype']}", extra),
+        find(faster, gains[least], profile, least, extra),
         find(slower, prices[cheapest], profile, cheapest),
     ]
-
-
-def _blocks(timed: list[dict[str, Any]]) -> list[int]:
-    return sorted({row["block"] for row in timed})
 
 
 def kind_of(row: dict[str, Any]) -> str:

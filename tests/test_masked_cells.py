@@ -16,14 +16,17 @@ import torch
 from artifact.cli import main
 from artifact.engine import models
 from artifact.errors import UserError
-from artifact.measure import finetune_cells, masked_bench, masked_cells, masked_timing
+from artifact.measure import finetune_cells, format_cells, masked_bench, masked_cells, masked_timing
 from artifact.measure.finetune import Recipe
 from artifact.measure.masked_bench import MaskedBench, open_bench
 from artifact.measure.masked_plan import Arm, Sizes, arm_of, sizes_of
+from artifact.measure.masked_timing import Setting
 from artifact.measure.quality import Protocol
+from artifact.profiles import Profile
 from artifact.projection import gate_calibration, gate_stats
 from artifact.projection.lora import load_adapter
 from artifact.projection.masked import GateMask
+from artifact.records import Run
 from artifact.shapes import Shape
 from tests.models_fixture import Loaded
 
@@ -152,6 +155,35 @@ def test_windows_are_scored_under_every_arm(tiny: Tiny, text: str) -> None:
     assert static["nll"] != by_label["cats50"][0]["nll"] != dense["nll"]
 
 
+def test_another_format_is_scored_with_the_same_thresholds(
+    tiny: Tiny, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arms = [Arm().record(), Arm("sats", 0.5).record()]
+    base = rows_of(masked_cells.scored, params(tiny, text, arms=arms))
+    calibrations = list(Path(opened(tiny, text).folder).glob("gate-*"))
+    other = rows_of(format_cells.scored, params(tiny, text, arms=arms, stored="bfloat16"))
+    assert list(Path(opened(tiny, text).folder).glob("gate-*")) == calibrations
+    assert [row["kind"] for row in other] == ["format"] * 6 and {row["dtype"] for row in other} == {"bfloat16"}
+    assert {row["dtype"] for row in base} == {"float32"}
+    for one, two in zip(base, other, strict=True):
+        same = ("label", "window", "window_tokens_hash", "budget", "calibration")
+        assert [one[name] for name in same] == [two[name] for name in same]
+        assert 0 < max(abs(a - b) for a, b in zip(one["nll"], two["nll"], strict=True)) < 0.5
+        assert two["counted_sparsity"] == pytest.approx(one["counted_sparsity"], abs=0.02)
+        assert two["stepwise_difference_nats"] < 1e-3
+
+
+def test_widened_weights_are_the_same_numbers(tiny: Tiny) -> None:
+    path = str(tiny("llama").path)
+    narrow, full = models.load(path, "cpu", torch.bfloat16), tiny("llama").weights
+    wide = models.widened(narrow)
+    assert models.widened(full) is full and wide.dtype == torch.float32 and wide.identity == narrow.identity
+    assert torch.equal(wide.head, narrow.head.float()) and not torch.equal(wide.head, full.head)
+    for one, two in zip(wide.layers, narrow.layers, strict=True):
+        for name in ("qkv", "o", "gate_up", "down"):
+            assert torch.equal(getattr(one, name).w, getattr(two, name).w.float())
+
+
 @pytest.mark.parametrize(
     ("differences", "kept"), [([1e-5], 1e-5), ([0.06, 1e-5], 1e-5), ([0.06, math.nan, 1e-5], 1e-5), ([0.06] * 9, None)]
 )
@@ -213,6 +245,29 @@ def test_decode_steps_are_gated_counted_and_timed(tiny: Tiny, text: str) -> None
     dense, static, fused, apart, _ = rows
     assert static["step_bytes"] < fused["step_bytes"] < apart["step_bytes"] < dense["step_bytes"] * 1.5
     assert set(apart["ops_ms"]) - set(fused["ops_ms"]) == {"low_rank"}
+
+
+def test_a_gpu_times_both_formats_and_leaves_out_what_has_no_room(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    profile = Profile("gpu", "llama-3.1-8b", "cuda", "float16", None, 2)
+    arms, models = [Arm(), Arm("sats", 0.5, adapter="random")], ("Llama-3.1-8B", "Qwen3-8B")
+    found = {}
+    for free in (None, 100 * 10**9, 45 * 10**9):
+        monkeypatch.setattr(masked_timing.gpu_state, "free_bytes", lambda free=free: free)
+        with Run(tmp_path / str(free), profile) as run:
+            run.start_claim("token_routing", Path(__file__))
+            found[free] = masked_timing.settings(run, "token_routing", arms, 1100, models)
+            left = run.rows("token_routing")
+    assert found[None] == found[100 * 10**9] and len(found[None]) == 4
+    assert [one.dtype for one in found[45 * 10**9]] == ["bfloat16"] * 2
+    assert [row["dtype"] for row in left] == ["float32"] * 2 and "Qwen3-8B in float32 needs 6" in left[1]["reason"]
+    with Run(tmp_path / "keys", profile) as run:
+        cells = [masked_timing.timing_cell(run, "token_routing", SIZES, arms, 20, 4, 3, one) for one in found[None]]
+    assert len({cell.key for cell in cells}) == 4 and cells[0].params["dtype"] == "float32"
+    embedded = Profile("embedded", "model.gguf", "cpu", "float32", None, 2)
+    with Run(tmp_path / "cpu", embedded) as run:
+        assert masked_timing.settings(run, "token_routing", arms, 1100, ("",)) == [Setting("", "float32")]
 
 
 def test_an_arm_that_did_not_do_what_it_says_is_an_error(

@@ -4,7 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from artifact.engine.memory_plan import Fit, fit, group_bytes, needed_bytes, prefill_bytes, weight_bytes
+from artifact.engine.memory_plan import (
+    RUNTIME_BYTES,
+    Fit,
+    fit,
+    group_bytes,
+    masked_bytes,
+    needed_bytes,
+    prefill_bytes,
+    scratch_bytes,
+    weight_bytes,
+)
 from artifact.measure.cells import Row, member
 from artifact.shapes import known_shape
 
@@ -21,6 +31,14 @@ def test_weights_are_counted_in_both_layouts_and_tied_tables_once() -> None:
     assert weight_bytes(LLAMA_8B, 2) == 2 * (2 * projections + 2 * 128256 * 4096)
     projections = 28 * (3072 * (3072 + 2 * 1024) + 3072 * 3072 + 3 * 3072 * 8192)
     assert weight_bytes(LLAMA_3B, 2) == 2 * (2 * projections + 128256 * 3072)
+
+
+def test_gate_mask_arms_hold_down_twice_and_adapters_copies_of_gate_and_down() -> None:
+    third, token = 32 * 4096 * 14336, 4 * 32 * 8 * 128 * 2
+    single = 32 * (4096 * (4096 + 2 * 1024) + 4096 * 4096) + 3 * third + 2 * 128256 * 4096
+    rest = scratch_bytes(LLAMA_8B, 1100, 4) + prefill_bytes(LLAMA_8B, 1100, 4) + RUNTIME_BYTES
+    assert masked_bytes(LLAMA_8B, 4, 1100, 4, 0) == 4 * (single + third) + 5 * 1100 * token + rest
+    assert masked_bytes(LLAMA_8B, 4, 1100, 5, 2) == 4 * (single + 5 * third) + 6 * 1100 * token + rest
 
 
 def test_synthetic_members_share_one_cache_and_real_ones_copy_it() -> None:

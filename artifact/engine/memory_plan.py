@@ -32,8 +32,21 @@ class Fit:
 
 def weight_bytes(shape: Shape, item: int) -> int:
     """Bytes of all weights: projections in both layouts, embedding and head once each (or once when tied)."""
-    tables = shape.vocab * shape.hidden * (1 if shape.tied_head else 2)
-    return item * (2 * shape.layers * shape.projection_params + tables)
+    return item * (2 * shape.layers * shape.projection_params + _tables(shape))
+
+
+def _tables(shape: Shape) -> int:
+    return shape.vocab * shape.hidden * (1 if shape.tied_head else 2)
+
+
+def masked_bytes(shape: Shape, item: int, tokens: int, arms: int, adapters: int) -> int:
+    """Bytes that a process holds which times gate-mask arms at `tokens`: weights with down in both layouts, a copy of
+    gate and of down per fused adapter, a cache of the prompt and one per arm.
+    """
+    third = shape.layers * shape.hidden * shape.intermediate
+    weights = item * (shape.layers * shape.projection_params + _tables(shape) + (1 + 2 * adapters) * third)
+    caches = (1 + arms) * tokens * item * shape.layers * shape.kv_values_per_token
+    return weights + caches + scratch_bytes(shape, tokens, item) + prefill_bytes(shape, tokens, item) + RUNTIME_BYTES
 
 
 def scratch_bytes(shape: Shape, context: int, item: int) -> int:

@@ -7,7 +7,7 @@ and that all numbers are finite.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -99,6 +99,26 @@ def load(source: str, device: str = "cpu", dtype: torch.dtype = torch.float32) -
         final_norm=reader.tensor("model.norm.weight", (shape.hidden,), torch.float32),
         head=head,
         identity=checkpoint.identity,
+    )
+
+
+def widened(weights: Weights) -> Weights:
+    """The same numbers in float32; weights that are stored so come back as they are."""
+    if weights.dtype == torch.float32:
+        return weights
+
+    def wide(matrix: Matrix) -> Matrix:
+        return Matrix(matrix.w.float(), matrix.bias)
+
+    embedding = weights.embedding.float()
+    return replace(
+        weights,
+        embedding=embedding,
+        layers=tuple(
+            replace(one, qkv=wide(one.qkv), o=wide(one.o), gate_up=wide(one.gate_up), down=wide(one.down))
+            for one in weights.layers
+        ),
+        head=embedding if weights.head is weights.embedding else weights.head.float(),
     )
 
 

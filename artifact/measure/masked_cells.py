@@ -6,12 +6,13 @@ Before windows are scored, the arm that uses most is checked against real decode
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch.nn import functional
 
-from artifact.engine import teacher
+from artifact.engine import models, teacher
 from artifact.engine.decoder import Decoder
 from artifact.engine.models import Weights
 from artifact.engine.prefill import prefill
@@ -55,7 +56,11 @@ def scored(params: Row) -> Iterator[Row]:
     said: list[Row] = []
     yield {"progress": 0.0, "doing": "loading and calibrating"}
     bench = opened(params, said)
-    arms = [arm_of(record) for record in params["arms"]]
+    yield from windows_scored(bench, [arm_of(record) for record in params["arms"]])
+
+
+def windows_scored(bench: MaskedBench, arms: Sequence[Arm], kind: str = "window") -> Iterator[Row]:
+    """Yield one row of this kind per window and arm."""
     protocol, source = bench.sizes.protocol, bench.evaluation_text
     cut = quality.windows(bench.tokenizer, source.text, protocol, source.name)
     bench.require_apart(cut.tokens)
@@ -65,7 +70,7 @@ def scored(params: Row) -> Iterator[Row]:
     branches = {arm.label: bench.branch(arm, read) for arm in arms}
     held_out = {arm.label: bench.held_out_share(arm) for arm in arms if arm.share < 1 and arm.table == "scores"}
     busiest = max(arms, key=lambda arm: (arm.method != "dense") + (arm.share < 1) + bool(arm.adapter))
-    difference = check_steps(bench, branches[busiest.label], cut.tokens)
+    difference = check_steps(_steppable(bench), branches[busiest.label], cut.tokens)
     for index, window in enumerate(cut.tokens):
         yield {"progress": index / len(cut.tokens), "doing": f"window {index + 1} of {len(cut.tokens)}"}
         cache = prefill(bench.weights, window[: protocol.context_tokens]).cache
@@ -76,7 +81,8 @@ def scored(params: Row) -> Iterator[Row]:
                 | arm.record()
                 | {
                     "label": arm.label,
-                    "kind": "window",
+                    "kind": kind,
+                    "dtype": str(bench.weights.dtype).removeprefix("torch."),
                     "window": index,
                     "protocol": cut.hash,
                     "window_tokens_hash": hash_tokens(window),
@@ -90,6 +96,11 @@ def scored(params: Row) -> Iterator[Row]:
                     "stepwise_difference_nats": difference,
                 }
             )
+
+
+def _steppable(bench: MaskedBench) -> MaskedBench:
+    """The bench whose weights decode steps can read: a CPU's hold float32 alone and take the same numbers so."""
+    return bench if bench.weights.device.type == "cuda" else replace(bench, weights=models.widened(bench.weights))
 
 
 def _score(weights: Weights, cache: Any, window: torch.Tensor, branch: Any) -> Row:

@@ -15,6 +15,7 @@ TABLES = ("scores", "random")
 RANDOM = "random"
 RANK = 16  # of adapters; the paper's text does not print its rank
 TARGETS = (0.3, 0.5)  # the paper's matched sparsities
+FORMATS = ("float32", "bfloat16")  # of weights: the paper's Tables 6 and 7 and its Table 8; Table 5 has both
 
 
 @dataclass(frozen=True)
@@ -93,6 +94,11 @@ EMBEDDED = Sizes(2048, 512, 256, 3072, Protocol(64, 256, 6))
 QUICK = Sizes(1024, 512, 128, 1024, Protocol(64, 96, 4))
 PAPER = Sizes(65536, 2048, 1024, 131072, Protocol(64, 1984, 24))
 PAPER_QUICK = Sizes(16384, 2048, 512, 16384, Protocol(64, 960, 6))
+
+
+def timed_formats(profile: Profile) -> tuple[str, ...]:
+    """Formats in which steps are timed: both on a GPU; the kernels of a CPU hold float32 alone."""
+    return FORMATS if profile.device == "cuda" else (profile.dtype,)
 
 
 def sizes(profile: Profile, quick: bool) -> Sizes:

@@ -8,11 +8,14 @@ random: speed needs shapes, shares and bytes.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from artifact.engine import prepare
+from artifact import gpu_state
+from artifact.engine import memory_plan, prepare
+from artifact.engine.checkpoints import open_checkpoint
 from artifact.engine.decoder import Decoder
 from artifact.engine.models import Weights
 from artifact.engine.prefill import prefill
@@ -29,8 +32,9 @@ from artifact.measure.cells import (
     settled,
 )
 from artifact.measure.masked_cells import opened
-from artifact.measure.masked_plan import Arm, Sizes, arm_of
+from artifact.measure.masked_plan import Arm, Sizes, arm_of, timed_formats
 from artifact.measure.quality_cells import profile_params
+from artifact.profiles import Profile
 from artifact.projection import cats, gate_stats, routing, sats
 from artifact.projection.branch import Projection
 from artifact.projection.masked import GateMask, MaskedSteps
@@ -41,19 +45,54 @@ from kernels.bandwidth import read_bandwidth
 Row = dict[str, Any]
 SHARE_TOLERANCE = 0.05  # of projection bytes: half of the tokens are routed on other text, here a third to two thirds
 SYNTHETIC_TOKENS = 512
-SYNTHETIC_DTYPE = "bfloat16"  # the paper's half precision; float32 weights have no Triton path
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What one timing cell runs on. model: another than the profile's, such as a known shape; dtype of its weights."""
+
+    model: str
+    dtype: str
+
+
+def settings(run: Run, claim: str, arms: Sequence[Arm], tokens: int, models: Sequence[str]) -> list[Setting]:
+    """Every model in every format that is timed here. What the GPU has no room for is recorded with the reason."""
+    free = gpu_state.free_bytes() if run.profile.device == "cuda" else None
+    found: list[Setting] = []
+    missing: list[Row] = []
+    for one in (Setting(model, dtype) for model in models for dtype in timed_formats(run.profile)):
+        reason = "" if free is None else _no_room(one, run.profile, arms, tokens, free)
+        if not reason:
+            found.append(one)
+            continue
+        row = {"kind": "no-room", "model": one.model or "this model", "dtype": one.dtype, "reason": reason}
+        missing.append(row)
+    if missing:
+        run.record(claim, "no-room", missing)
+    return found
+
+
+def _no_room(one: Setting, profile: Profile, arms: Sequence[Arm], tokens: int, free: int) -> str:
+    """Return why a setting does not fit, or nothing."""
+    name = one.model or profile.model
+    shape = known_shape(name) if is_name(name) else open_checkpoint(name).shape
+    adapters = sum(bool(arm.adapter) and arm.fused for arm in arms)
+    item: int = getattr(torch, one.dtype).itemsize
+    need = memory_plan.masked_bytes(shape, item, tokens + EXTRA_STEPS, len(arms), adapters)
+    if need <= free:
+        return ""
+    return f"{shape.name} in {one.dtype} needs {need / 1e9:.0f} GB, the GPU has {free / 1e9:.0f} GB free"
 
 
 def timing_cell(
-    run: Run, claim: str, sizes: Sizes, arms: Sequence[Arm], context: int, steps: int, block: int, model: str = ""
+    run: Run, claim: str, sizes: Sizes, arms: Sequence[Arm], context: int, steps: int, block: int, setting: Setting
 ) -> Cell:
-    """A process that times every arm at one context; model: another than the profile's, such as a known shape."""
+    """A process that times every arm at one context in one setting."""
     params = profile_params(run.profile) | {"sizes": sizes.record(), "arms": [arm.record() for arm in arms]}
-    params |= {"context": context, "steps": steps, "order_seed": block}
-    params |= {"model": model, "dtype": SYNTHETIC_DTYPE} if model else {}
-    return Cell(
-        claim, f"timing-{model or 'model'}-{block}", "artifact.measure.masked_timing:timed", params, block, 3600.0
-    )
+    params |= {"context": context, "steps": steps, "order_seed": block, "dtype": setting.dtype}
+    params |= {"model": setting.model} if setting.model else {}
+    key = f"timing-{setting.model or 'model'}-{setting.dtype}-{block}"
+    return Cell(claim, key, "artifact.measure.masked_timing:timed", params, block, 3600.0)
 
 
 def timed(params: Row) -> Iterator[Row]:

@@ -1,9 +1,10 @@
 """GPU backend: the operations of a decode step on one NVIDIA GPU, in Triton; the sparse products of recent GPUs in CUDA
 C++ (`sparse_rows.py`).
 
-Weights and caches are float16 or bfloat16, vectors float32, sums float32 in a fixed order: two runs give the same
-bits. No result is accumulated with atomics; where several programs share an output, each writes its partial sums to
-a workspace and the one that arrives last (an integer counter says which) adds them in index order.
+Weights and caches are float16 or bfloat16, for which launches were measured, or float32; products of batches take half
+precision alone. Vectors are float32, sums float32 in a fixed order: two runs give the same bits. No result is
+accumulated with atomics; where several programs share an output, each writes its partial sums to a workspace and the
+one that arrives last (an integer counter says which) adds them in index order.
 
 Selection needs no launch of its own: every program compares its own slice of x with the threshold as it reads it. Nor
 do norms (applied while reading) and residual additions (on writing).

@@ -30,16 +30,18 @@ class Config:
     resident: int = 0
 
 
-def config(rows: int, depth: int, paired: bool) -> Config:
-    """Return the launch configuration for a (rows, depth) weight: resident programs, two groups of 32 KB in flight
-    on each multiprocessor; rows too long for registers are read in pieces by programs of their own.
+def config(rows: int, depth: int, paired: bool, item: int = 2) -> Config:
+    """Return the launch configuration for a (rows, depth) weight of `item` bytes per element: resident programs, two
+    groups of 32 KB in flight on each multiprocessor; rows too long for registers are read in pieces by programs of
+    their own. Measured for two bytes; four keep the bytes in flight and are untuned.
     """
     block = power_of_two(depth)
-    if block > 16384:
+    if block > 32768 // item:
         return Config(2 if paired else 4, 1024, 4)
-    taken = 4 if block <= 4096 else 2
+    taken = 8 // item if block <= 4096 else 2
     warps = max(1, min(16, taken * block // 1024))
-    return Config(taken // 2 if paired else taken, block, warps, 0, max(1, min(8, 32768 // (taken * block))))
+    resident = max(1, min(8, 65536 // (item * taken * block)))
+    return Config(taken // 2 if paired else taken, block, warps, 0, resident)
 
 
 @triton.jit
@@ -146,7 +148,7 @@ def bind_dense(
 ) -> Callable[[], object]:  # fmt: skip
     """Bind the shared kernel of gemv (paired False) and gate_up (paired True: w holds 2N rows, gate first)."""
     outputs, depth = y.shape[0], w.shape[1]
-    c = chosen or config(outputs, depth, paired)
+    c = chosen or config(outputs, depth, paired, w.element_size())
     constants = {
         "K": depth, "ROWS": 2 * c.rows if paired else c.rows, "BLOCK": c.block, "PAIRED": paired,
         "NORMED": norm is not None,

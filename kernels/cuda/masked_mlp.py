@@ -44,12 +44,13 @@ class Config:
     together: int = 1
 
 
-def config(depth: int, processors: int) -> Config:
+def config(depth: int, processors: int, item: int = 2) -> Config:
     """Return the launch configuration for rows of `depth` weights on so many multiprocessors (the fastest of 16 tried
-    on an H200 at Llama-3.1-8B's shape, docs/log-gpu-kernels.md).
+    on an H200 at Llama-3.1-8B's shape, docs/log-gpu-kernels.md). Weights of four bytes (`item`) take twice the warps
+    for their registers, untuned.
     """
     block = min(4096, power_of_two(depth))
-    return Config(4 * processors, block, max(1, block // 2048))
+    return Config(4 * processors, block, max(1, item * block // 4096))
 
 
 @triton.jit
@@ -163,7 +164,7 @@ def bind(
         return masked_rows.bind(gate, x, w, act, limit, kept, norm, low)
     width, depth = w.shape
     rank = 0 if low is None else low.rank
-    c = chosen or config(depth, multiprocessors(w))
+    c = chosen or config(depth, multiprocessors(w), w.element_size())
     programs = min(c.programs, width)
     span = power_of_two(max(rank, 1))
     constants = {

@@ -47,14 +47,15 @@ class Config:
     listed: bool = False
 
 
-def config(depth: int, columns: int, processors: int) -> Config:
-    """Return the launch configuration for a (depth, columns) input-major weight: one wave of programs, at least 32
-    columns wide.
+def config(depth: int, columns: int, processors: int, item: int = 2) -> Config:
+    """Return the launch configuration for a (depth, columns) input-major weight of `item` bytes per element: one wave
+    of programs, at least 32 columns wide. Measured for two bytes; four halve the channels, so that six blocks take
+    the same registers, and are untuned.
     """
     width = min(256, power_of_two(max(32, math.ceil(columns / processors))))
     if width >= 128 and depth <= 8192:
-        return Config(width, min(4096 // width, power_of_two(depth)), 16, 128, True)
-    return Config(width, min(8192 // width, power_of_two(depth)), 32)
+        return Config(width, min(8192 // item // width, power_of_two(depth)), 16, 128, True)
+    return Config(width, min(16384 // item // width, power_of_two(depth)), 32)
 
 
 @triton.jit
@@ -257,7 +258,7 @@ def bind_thresholded(
     if chosen is None and sparse_rows.takes(x, w_in, segments, norm, paired):
         return sparse_rows.bind(x, w_in, y, select, bias, norm, accumulate, paired)
     parts = 2 if paired else 1
-    c = chosen or config(depth, w_in.shape[1], multiprocessors(w_in))
+    c = chosen or config(depth, w_in.shape[1], multiprocessors(w_in), w_in.element_size())
     tiles = column_tiles(segments, c.columns // parts)
     edges = [tile[0] for tile in tiles] + [tile[1] for tile in tiles] + [outputs, w_in.shape[1]]
     constants = {

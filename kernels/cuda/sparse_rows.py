@@ -5,7 +5,7 @@ decide here. A cluster of two blocks owns a tile of columns, one block on every 
 at most 48 GB/s from L2 and 34 are its share of the memory's bandwidth, so two blocks on one are slower than two on
 two, and clusters of more than two leave multiprocessors without a block. Sums are added in a fixed order: the same
 bits every time. `sparse_rows.cu` holds the kernel (`nvrtc.py` compiles it when a launch is bound). What it does not
-take (odd shapes, older GPUs, no NVRTC) runs in Triton (`sparse_gemv.py`).
+take (float32, odd shapes, older GPUs, no NVRTC) runs in Triton (`sparse_gemv.py`).
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from artifact.engine.route import Route
 from artifact.measure import cells
 from artifact.projection.masked import GateMask
 from artifact.shapes import Shape
-from kernels.cuda import attention, gemv, sparse_gemv
+from kernels.cuda import attention, gemv, masked_mlp, sparse_gemv
 
 SHAPE = Shape("tiny", 96, 2, 6, 2, 32, 160, 211, 1024, False)
 OPS = ("attention", "gate_up", "gather", "gemv", "masked_mlp", "rope_append", "score", "sparse_gemv", "token")
@@ -102,18 +102,22 @@ def is_power_of_two(n: int) -> bool:
     kv_heads=st.integers(1, 128),
     dim=st.sampled_from([16, 64, 80, 96, 128, 256]),
     processors=st.integers(1, 256),
+    item=st.sampled_from([2, 4]),
 )
 def test_no_shape_is_left_without_a_configuration(
-    rows: int, depth: int, kv_heads: int, dim: int, processors: int
+    rows: int, depth: int, kv_heads: int, dim: int, processors: int, item: int
 ) -> None:
     for paired in (False, True):
-        dense = gemv.config(rows, depth, paired)
+        dense = gemv.config(rows, depth, paired, item)
         assert all(map(is_power_of_two, (dense.rows, dense.block, dense.warps)))
         assert not dense.resident or dense.block >= depth
-    sparse = sparse_gemv.config(depth, rows, processors)
+    sparse = sparse_gemv.config(depth, rows, processors, item)
     assert all(map(is_power_of_two, (sparse.columns, sparse.channels, sparse.warps)))
-    split = attention.config(kv_heads, dim, processors)
+    split = attention.config(kv_heads, dim, processors, item)
     assert is_power_of_two(split.splits) and 1 <= split.merge <= split.splits
+    assert split.block * item == attention.config(kv_heads, dim, processors).block * 2
+    masked = masked_mlp.config(depth, processors, item)
+    assert all(map(is_power_of_two, (masked.block, masked.warps))) and masked.programs >= processors
 
 
 def test_a_step_captured_at_a_short_context_equals_an_eager_one_at_a_long_context(prepared: Prepared) -> None:

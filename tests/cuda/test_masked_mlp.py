@@ -25,7 +25,7 @@ def low_rank(device: torch.device, width: int, rank: int, dtype: torch.dtype) ->
     return LowRank(*(draw(device, width, rank, dtype=dtype, scale=0.5) for _ in range(3)))
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 @pytest.mark.parametrize(("width", "depth"), [(7, 64), (129, 96), (33, 320)])
 @pytest.mark.parametrize("chosen", [None, Config(4, 64, 1), Config(33, 512, 2, 2), Config(9, 64, 1, 4)])
 @pytest.mark.parametrize("rank", [0, 3])

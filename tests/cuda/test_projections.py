@@ -36,7 +36,7 @@ def chosen_by(device: torch.device, thresholds: list[float], segments: tuple[int
     return Selection(torch.tensor(thresholds, device=device), segments, kept)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 @pytest.mark.parametrize(("rows", "depth"), [(7, 64), (129, 96), (32, 320)])
 @pytest.mark.parametrize("chosen", [None, gemv.Config(2, 64, 1), gemv.Config(2, 512, 1, resident=2)])
 def test_dense_equals_float64_with_bias_norm_and_residual(
@@ -55,21 +55,22 @@ def test_dense_equals_float64_with_bias_norm_and_residual(
     assert error(y, before.double() + w.double() @ normed(x, norm)) < TOLERANCE
 
 
-def test_gated_dense_equals_float64(device: torch.device) -> None:
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_gated_dense_equals_float64(device: torch.device, dtype: torch.dtype) -> None:
     torch.manual_seed(1)
     for inner, chosen in (
         (33, gemv.Config(1, 32, 1)),
         (48, gemv.Config(2, 32, 1)),
         (33, gemv.Config(2, 64, 1, resident=1)),
     ):
-        x, w, norm = draw(device, 64), draw(device, 2 * inner, 64, dtype=torch.float16), Norm(draw(device, 64), 1e-6)
+        x, w, norm = draw(device, 64), draw(device, 2 * inner, 64, dtype=dtype), Norm(draw(device, 64), 1e-6)
         act = torch.full((inner,), float("nan"), device=device)
         gate_up.bind(x, w, act, norm=norm, chosen=chosen)()
         assert error(act, gate_up_op.reference(normed(x, norm), w.double())) < TOLERANCE
 
 
 @pytest.mark.parametrize("segments", [(0, 192), (0, 129), (0, 128, 160, 192), (0, 100, 101, 129)])
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("listed", [False, True])
 def test_sparse_equals_the_masked_product_per_segment(
     device: torch.device, segments: tuple[int, ...], dtype: torch.dtype, listed: bool
@@ -90,9 +91,10 @@ def test_sparse_equals_the_masked_product_per_segment(
     assert torch.equal(first, y)
 
 
-def test_sparse_applies_norm_bias_and_residual(device: torch.device) -> None:
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_sparse_applies_norm_bias_and_residual(device: torch.device, dtype: torch.dtype) -> None:
     torch.manual_seed(3)
-    x, w, bias = draw(device, 80, scale=3.0), draw(device, 80, 48, dtype=torch.float16), draw(device, 48)
+    x, w, bias = draw(device, 80, scale=3.0), draw(device, 80, 48, dtype=dtype), draw(device, 48)
     norm = Norm(draw(device, 80), 1e-5)
     select = chosen_by(device, [0.7], (0, 48))
     before = draw(device, 48)
@@ -102,10 +104,11 @@ def test_sparse_applies_norm_bias_and_residual(device: torch.device) -> None:
     assert error(y, before.double() + expected) < TOLERANCE
 
 
-def test_gated_sparse_has_a_threshold_for_gate_and_one_for_up(device: torch.device) -> None:
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_gated_sparse_has_a_threshold_for_gate_and_one_for_up(device: torch.device, dtype: torch.dtype) -> None:
     torch.manual_seed(4)
     for inner, listed in ((64, False), (43, False), (64, True), (43, True)):
-        x, w, norm = draw(device, 96), draw(device, 96, 2 * inner, dtype=torch.float16), Norm(draw(device, 96), 1e-5)
+        x, w, norm = draw(device, 96), draw(device, 96, 2 * inner, dtype=dtype), Norm(draw(device, 96), 1e-5)
         select = chosen_by(device, [0.4, 0.8], (0, inner, 2 * inner))
         act = torch.full((inner,), float("nan"), device=device)
         gate_up.bind_sparse(x, w, act, select, norm=norm, chosen=sparse_gemv.Config(32, 16, 1, listed=listed))()

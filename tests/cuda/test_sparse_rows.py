@@ -73,6 +73,14 @@ def test_what_it_does_not_take_is_left_to_triton() -> None:
     assert not sparse_rows.takes(x, w, (0, 32), None, False)  # a CPU tensor
 
 
+def test_float32_is_left_to_triton_where_half_precision_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nvrtc, "overlaps", lambda tensor: True)
+    monkeypatch.setattr(nvrtc, "missing", lambda: "")
+    x, w = torch.zeros(64), torch.zeros(64, 32)
+    assert sparse_rows.takes(x, w.bfloat16(), (0, 32), None, False)
+    assert not sparse_rows.takes(x, w, (0, 32), None, False)
+
+
 @needs_gpu
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("chosen", CONFIGS)

@@ -81,7 +81,11 @@ def choice_rows(costs: Mapping[str, float]) -> list[Row]:
 
 def versus_rows() -> list[Row]:
     costs = {"dense": 0.0, "cats30": 0.05, "sats30": 0.051, "cats50": 0.3, "sats50": 0.25, "sats-inner50": 0.2}
-    return choice_rows(costs) + window_rows(costs)
+    rows = choice_rows(costs) + window_rows(costs, dtype=PAPER.dtype)
+    for dtype, more in (("float32", 0.0), ("bfloat16", 0.003)):
+        compared = {label: costs[label] + more for label in ("dense", "cats50", "sats50")}
+        rows += window_rows(compared, kind="format", dtype=dtype, cell=f"format-{dtype}")
+    return rows
 
 
 def routing_rows() -> list[Row]:
