@@ -8,11 +8,12 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from artifact.engine.batch_check import check_step
 from artifact.engine.prefill import prefill
 from artifact.engine.prepare import Prepared
 from artifact.judge.batching import batched_n_star, crossover, unions
 from artifact.judge.levels import with_levels
-from artifact.measure.batch_cells import build, check_step, measure
+from artifact.measure.batch_cells import build, measure
 from artifact.projection import teal
 from artifact.stats import Verdict
 from artifact.verify import summarise
