@@ -17,11 +17,13 @@ from artifact.engine.prefill import prefill
 from artifact.engine.prepare import Prepared, grid
 from artifact.engine.timing import interleave, release
 from artifact.measure import batch_members
-from artifact.measure.cells import live, prepared_for
+from artifact.measure.cells import last_level_bytes, live, mode_name, prepared_for, settled
 from artifact.measure.workbench import open_workbench
 from artifact.projection.thresholds import Thresholds
+from kernels.bandwidth import read_bandwidth
 
 Row = dict[str, Any]
+One = tuple[int, float, float, str]  # context, r_p, r_kv, part
 UNION, TIMED = "artifact.measure.batch_cells:union", "artifact.measure.batch_cells:timed"
 WARMUP_STEPS = 2
 ROOM_STEPS = WARMUP_STEPS + 1  # and the step that is checked
@@ -74,26 +76,43 @@ def timed(params: Row) -> Iterator[Row]:
     between them, interleaved.
 
     The contexts are fixed: a pilot inside each process scattered by half and pointed one process in four at contexts
-    that the crossing does not lie between.
+    that the crossing does not lie between. On a GPU the batches of a group share one full cache per sequence.
     """
     prepared = yield from live(lambda say: prepared_for(params, say))
+    device = prepared.weights.device
     r_p, r_kv, steps = float(params["r_p"]), float(params["r_kv"]), int(params["timed_steps"])
-    modes = ((1.0, 1.0), (r_p, 1.0), (1.0, r_kv))
+    rows: list[Row] = []
     for number, (batch, (short, long)) in enumerate(params["sweeps"]):
         yield {"progress": number / len(params["sweeps"]), "doing": f"batched steps of {batch} sequences"}
-        sweep = [(n, *mode, "sweep") for n in (short, long) for mode in modes]
-        contexts = [grid(round(short + share * (long - short))) for share in BETWEEN]
-        group = sweep + [(n, *mode, "crossing") for n in contexts for mode in modes[1:]]
-        yield from measure(prepared, batch, group, steps, int(params["order_seed"]))
+        rows += measure(prepared, batch, members(short, long, r_p, r_kv), steps, int(params["order_seed"]))
+    bandwidth = read_bandwidth(device)
+    for row in rows:
+        bandwidth = settled(row, bandwidth, device)
+        yield {**row, "read_gbps": bandwidth.median_gbps, "note": params["note"]}
+
+
+def members(short: int, long: int, r_p: float, r_kv: float) -> list[One]:
+    """The batches of one group: all modes at both ends of a sweep, both branches at two contexts between them."""
+    modes = ((1.0, 1.0), (r_p, 1.0), (1.0, r_kv))
+    ends = [(n, *mode, "sweep") for n in (short, long) for mode in modes]
+    contexts = [grid(round(short + share * (long - short))) for share in BETWEEN]
+    return ends + [(n, *mode, "crossing") for n in contexts for mode in modes[1:]]
 
 
 def measure(
-    prepared: Prepared, batch: int, group: Sequence[tuple[int, float, float, str]], steps: int, seed: int = 0
+    prepared: Prepared,
+    batch: int,
+    group: Sequence[One],
+    steps: int,
+    seed: int = 0,
 ) -> list[Row]:
     """Time batched decoders of (context, r_p, r_kv, part) that are alive together; one of every mode is checked against
     its sequences alone, at the shortest context: what can go wrong with a batch does not depend on it.
     """
-    decoders = {str(i): build(prepared, batch, *one[:3], steps) for i, one in enumerate(group)}
+    device = prepared.weights.device
+    room = max(context for context, *_ in group) + steps + ROOM_STEPS
+    lanes = batch_members.lanes(prepared, batch, room) if device.type == "cuda" else None
+    decoders = {str(i): build(prepared, batch, *one[:3], steps, lanes) for i, one in enumerate(group)}
     shortest = {one[1:3]: i for i, one in sorted(enumerate(group), key=lambda entry: -entry[1][0])}
     found = {mode: check_step(decoders[str(i)]) for mode, i in shortest.items()}
     errors = {str(i): found[one[1:3]] for i, one in enumerate(group)}
@@ -101,6 +120,9 @@ def measure(
         if shortest[one[1:3]] != i:
             decoders[str(i)].step()
     gc.collect()
+    if device.type == "cuda":
+        for decoder in decoders.values():
+            decoder.capture()
     samples = interleave(decoders, steps, WARMUP_STEPS, seed)
     rows = []
     for name, (context, r_p, r_kv, part) in zip(decoders, group, strict=True):
@@ -108,6 +130,7 @@ def measure(
         rows.append(
             {
                 "kind": "batched",
+                "mode": mode_name(r_p, r_kv),
                 "group": batch,
                 "part": part,
                 "batch": batch,
@@ -125,6 +148,7 @@ def measure(
                 "shape": dataclasses.asdict(prepared.weights.shape),
                 "weight_bits": 8 * prepared.weights.embedding.element_size(),
                 "kv_bits": 8 * prepared.cache.keys.element_size(),
+                "llc_bytes": last_level_bytes(device),
                 "text": prepared.text,
             }
         )
