@@ -18,11 +18,14 @@ from artifact.kv.snapkv import SnapKV
 PARTS = 32  # of a tensor that is changed in place
 
 
-def lanes(prepared: Prepared, batch: int, capacity: int) -> list[KVCache]:
-    """One full cache of `capacity` tokens per sequence; the first is that of the prefill where it is large enough."""
+def lanes(prepared: Prepared, batch: int, capacity: int, own: bool = False) -> list[KVCache]:
+    """One full cache of `capacity` tokens per sequence; the first is that of the prefill where it is large enough and
+    may be written to (own False).
+    """
     source = prepared.cache
     tokens = min(capacity, source.tokens)
-    made = [source.share(tokens) if source.capacity >= capacity else source.fork(tokens, capacity)]
+    lent = source.capacity >= capacity and not own
+    made = [source.share(tokens) if lent else source.fork(tokens, capacity)]
     for number in range(1, batch):
         made.append(source.fork(tokens, capacity))
         _turn(prepared, made[-1].values, number)
