@@ -47,8 +47,8 @@ def test_honest_rows_give_the_accounts_crossings() -> None:
     findings = claim.judge(honest(), PROFILE)
     assert summarise(findings) is Verdict.REPRODUCED
     order, grows, agrees = (findings[place] for place in (3, 5, 4))
-    assert grows.interval is not None and grows.verdict is Verdict.REPRODUCED and "1,024 tokens" in grows.note
-    longer = step_ms(4, 1024, 0.5, 1.0) - step_ms(4, 1024, 1.0, 0.3)
+    assert grows.interval is not None and grows.interval.low > 0 and "1,536 tokens" in grows.note
+    longer = step_ms(4, 1536, 0.5, 1.0) - step_ms(4, 1536, 1.0, 0.3)
     assert grows.extra["ms longer at 4"] == pytest.approx(longer, rel=0.01)
     for batch in (1, 2, 4):
         star = crossover(SHAPE, batch, UNION[batch], 0.3, BITS)

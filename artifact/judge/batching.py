@@ -64,8 +64,9 @@ def timed_unions(rows: Sequence[Row]) -> list[Row]:
 
 
 def leads(rows: Sequence[Row], r_p: float, r_kv: float) -> tuple[int, dict[int, list[float]]]:
-    """What the projection branch takes longer than the KV branch, ms per batch size and block, at the shortest context
-    that the sweeps of all batch sizes hold; between contexts on the straight line. rows carry `level_ms`.
+    """What the projection branch takes longer than the KV branch, ms per batch size and block, at the longest context
+    that the sweeps of all batch sizes hold, where caches weigh most; between contexts on the straight line. rows carry
+    `level_ms`.
 
     Empty when fewer than two batch sizes were timed or their sweeps have no context in common.
     """
@@ -77,8 +78,8 @@ def leads(rows: Sequence[Row], r_p: float, r_kv: float) -> tuple[int, dict[int, 
             gaps[batch].append(gap(pick(mine, r_p, 1.0), pick(mine, 1.0, r_kv)))
     if len(batches) < 2 or not all(one for per_block in gaps.values() for one in per_block):
         return 0, {}
-    common = max(min(one) for per_block in gaps.values() for one in per_block)
-    if common > min(max(one) for per_block in gaps.values() for one in per_block):
+    common = min(max(one) for per_block in gaps.values() for one in per_block)
+    if common < max(min(one) for per_block in gaps.values() for one in per_block):
         return 0, {}
     found = {
         batch: [float(np.interp(common, list(one), list(one.values()))) for one in per_block]

@@ -18,7 +18,7 @@ from artifact.engine.batch import BatchDecoder
 from artifact.engine.batch_check import check_step
 from artifact.engine.prepare import Prepared, prepare_synthetic
 from artifact.kv.catekv import CateKV
-from artifact.measure import batch_members
+from artifact.measure import batch_cells, batch_members, equal_memory
 from artifact.shapes import Shape
 
 SHAPE = Shape("tiny", 96, 2, 6, 2, 32, 160, 211, 1024, False)
@@ -91,3 +91,30 @@ def test_two_sequences_that_share_a_cache_are_found(prepared: Prepared) -> None:
     honest._launches[ops[1]] = mixed._launches[ops[1]]
     with pytest.raises(RuntimeError, match="differs from that of the sequence alone"):
         check_step(honest)
+
+
+def test_groups_of_batches_are_captured_timed_and_counted(prepared: Prepared) -> None:
+    group = [(64, 1.0, 1.0, "sweep"), (64, 0.5, 1.0, "sweep"), (128, 1.0, 0.3, "crossing")]
+    dense, sparse, kept = batch_cells.measure(prepared, 2, group, 2)
+    assert dense["u_b"] == 1 and sparse["counted_r_p"] < sparse["u_b"] < 1 and 0.28 < kept["counted_r_kv"] < 0.4
+    assert [row["mode"] for row in (dense, sparse, kept)] == ["dense", "projection", "kv"]
+    assert all(len(row["ms"]) == 2 and row["gate_error"] < 0.15 for row in (dense, sparse, kept))
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_both_modes_hold_what_they_say_in_equal_memory(
+    prepared: Prepared, together: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a GPU what was allocated with a mode is counted, buffers and workspaces included."""
+    monkeypatch.setattr(equal_memory, "prepared_for", lambda params, say: prepared)
+    params = {
+        "context": CONTEXT, "timed_steps": 1, "batches": {"dense": 2, "catekv": 3}, "budget_bytes": 64 << 20,
+        "together": together, "adaptive_share": 0.4, "methods": [dataclasses.asdict(METHOD)] * 2, "order_seed": 0,
+        "note": "",
+    }  # fmt: skip
+    dense, own = (row for row in equal_memory.timed(params) if "kind" in row)
+    weights = equal_memory.weights_of(prepared.weights)
+    for row in (dense, own):
+        assert weights + row["storage_bytes"] <= row["held_bytes"] <= row["budget_bytes"]
+        assert row["gate_error"] < 5e-3 and row["interleaved"] is together
+    assert dense["batch"] == 2 and own["batch"] == 3 and own["counted_r_kv"] < dense["counted_r_kv"] == 1
