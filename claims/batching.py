@@ -3,7 +3,8 @@
 The paper: the channels that at least one sequence activates cover 92% of the projection weights of Llama-3.1-8B at four
 sequences and 98.5% at eight, so n*_4 falls to 3.0K tokens, far below n*/4. Measured here: the union u_B on real decode
 steps of different texts, n*_B from it, and batched steps of both branches, whose sparse products read the union and
-whose sequences each read a cache of their own; the crossing of their times against the account's.
+whose sequences each read a cache of their own; the crossing of their times against the account's. On the GPU profile
+the steps alone are timed: its weights are synthetic, and so is the union that its steps read.
 
     python claims/batching.py [--quick]
 """
@@ -43,7 +44,10 @@ BLOCKS, QUICK_BLOCKS = 7, 3
 STEPS, QUICK_STEPS = 8, 6
 # (batch, (shortest, longest) context of the sweep): n*_B falls faster than 1/B, and both ends should see it between.
 SWEEPS = ((1, (1024, 7936)), (2, (512, 3072)), (4, (256, 1536)))
-QUICK_SWEEPS = SWEEPS[1:]
+# The same on a GPU, as shares of the n* of one sequence, whatever the model: if sequences activate channels
+# independently, n*_2 is a quarter of it and n*_4 a thirty-second. Sweeps of neighbouring batches overlap.
+GPU_SHARES = ((1, (0.1, 1.7)), (2, (0.03, 0.43)), (4, (0.013, 0.11)))
+GPU_STEPS, QUICK_GPU_STEPS = 24, 8
 TRAINED = frozenset(("embedded", "paper"))
 
 
@@ -82,6 +86,18 @@ ORDER = _predicate(
     Region(0.0, None, "a batch with smaller n*_B crosses earlier on any machine", "tokens"),
     "order of the byte crossovers",
 )
+# Where kernels cost more than a crossing is worth, crossings of larger batches lie before every context and have no
+# order. Asserted where that can be; of the profiles that assert the order it is shown.
+GROWS = _predicate(
+    "the KV branch gains with the batch",
+    "smallest growth, from one batch size to the next at one context, of what the projection branch takes longer",
+    "section 3.3",
+    Region(
+        0.0, None, "a larger batch skips fewer weights and more entries; kernel costs that stay the same cancel", "ms"
+    ),
+    "not timed",
+    frozenset(("gpu",)),
+)
 AGREES = _predicate(
     "measured batched crossing",
     "measured minus predicted crossing of the largest timed batch, as a share of its n*_B",
@@ -96,53 +112,84 @@ CLAIM = Claim(
     title="Batches move the crossover of each sequence towards short context",
     paper="crossover",
     place="section 3.3, section 4.4, Appendix F",
-    needs="a model with trained weights and its tokenizer; 6 GB of memory",
-    minutes={
-        "embedded": "3 (quick: 0.7)",
-        "gpu": "not run: synthetic weights have no union of their own",
-        "paper": "10",
-    },
+    needs="a model; 6 GB of memory (embedded) or a CUDA GPU (gpu: 66 GB); trained weights for the union",
+    minutes={"embedded": "3 (quick: 0.7)", "gpu": "6", "paper": "15"},
     tables=(),
-    predicates=(RISES, LARGEST, BELOW, ORDER, AGREES),
+    predicates=(RISES, LARGEST, BELOW, ORDER, GROWS, AGREES),
 )
 
 
 def measure(run: Run) -> None:
-    """Unions over disjoint passages per block, then batched steps per block, every block a fresh process."""
-    from artifact.measure.batch_cells import ROOM_STEPS, TIMED, UNION
-    from artifact.measure.cells import request
+    """Unions over disjoint passages per block where weights are trained, then batched steps per block, every block a
+    fresh process.
+    """
+    from artifact.measure.batch_cells import UNION
+    from artifact.measure.cells import is_name
     from artifact.measure.quality_cells import profile_params
     from artifact.records import Cell
 
-    if run.profile.name == "gpu":
-        raise NotRun("the union of active channels needs trained weights; run it with --profile embedded")
-    batches, context = (QUICK_BATCHES, QUICK_CONTEXT) if run.quick else (BATCHES, CONTEXT)
-    blocks, steps = (QUICK_BLOCKS, QUICK_STEPS) if run.quick else (BLOCKS, STEPS)
-    common = profile_params(run.profile) | {"batches": list(batches), "context": context, "r_p": R_P}
-    counts = [common | {"steps": COUNTED_STEPS, "first": block * max(batches)} for block in range(blocks)]
-    run.measure([Cell(NAME, f"union-{block}", UNION, own, block, timed=False) for block, own in enumerate(counts)])
-    sweeps = QUICK_SWEEPS if run.quick else SWEEPS
-    longest = max(long for _, (_, long) in SWEEPS)  # also of a quick run: the prefill is shared with other claims
-    ends = [n for _, pair in sweeps for n in range(256, max(pair) + 1, 256)]
+    blocks = QUICK_BLOCKS if run.quick else BLOCKS
+    if not is_name(run.profile.model):
+        batches, context = (QUICK_BATCHES, QUICK_CONTEXT) if run.quick else (BATCHES, CONTEXT)
+        common = profile_params(run.profile) | {"batches": list(batches), "context": context, "r_p": R_P}
+        counts = [common | {"steps": COUNTED_STEPS, "first": block * max(batches)} for block in range(blocks)]
+        run.measure([Cell(NAME, f"union-{block}", UNION, own, block, timed=False) for block, own in enumerate(counts)])
+    _timed(run, blocks)
+
+
+def _timed(run: Run, blocks: int) -> None:
+    from artifact.measure.batch_cells import ROOM_STEPS, TIMED, members
+    from artifact.measure.cells import request
+    from artifact.records import Cell
+
+    if run.profile.device == "cuda":
+        steps = QUICK_GPU_STEPS if run.quick else GPU_STEPS
+        sweeps, longest, note = _gpu_sweeps(run, (steps + ROOM_STEPS) * max(batch for batch, _ in GPU_SHARES))
+        ends = sorted({one[0] for _, (short, long) in sweeps for one in members(short, long, R_P, R_KV)})
+    else:
+        steps, note = (QUICK_STEPS if run.quick else STEPS), ""
+        sweeps = list(SWEEPS[1:] if run.quick else SWEEPS)
+        longest = max(long for _, (_, long) in SWEEPS)  # also of a quick run: the prefill is shared with other claims
+        ends = [n for _, pair in sweeps for n in range(256, max(pair) + 1, 256)]
     # Every sequence of a batch goes on with a passage of its own behind the longest prefill.
     behind = (steps + ROOM_STEPS) * max(batch for batch, _ in sweeps)
-    params = request(run.profile, [], behind, longest) | {"timed_steps": steps, "r_p": R_P, "r_kv": R_KV}
+    params = request(run.profile, [], behind, longest, note) | {"timed_steps": steps, "r_p": R_P, "r_kv": R_KV}
     params |= {"contexts": ends, "sweeps": [[batch, list(pair)] for batch, pair in sweeps]}
     orders = [params | {"order_seed": block} for block in range(blocks)]
     run.measure([Cell(NAME, f"batched-{block}", TIMED, order, block) for block, order in enumerate(orders)])
+
+
+def _gpu_sweeps(run: Run, behind: int) -> tuple[list[tuple[int, tuple[int, int]]], int, str]:
+    """Sweeps of the profile's model that fit, the context to prefill, and what was left out."""
+    from artifact import gpu_state
+    from artifact.measure import batch_plan
+    from artifact.measure.cells import is_name
+    from artifact.measure.crossing_cells import longest_context, model_shape
+
+    shape, synthetic = model_shape(run.profile), is_name(run.profile.model)
+    asked = batch_plan.around(shape, GPU_SHARES[1:] if run.quick else GPU_SHARES, R_P, R_KV)
+    window = longest_context(shape, behind, synthetic)
+    item = 4 if run.profile.dtype == "float32" else 2
+    sweeps, note = batch_plan.fitting(shape, asked, window, R_KV, item, synthetic, gpu_state.free_bytes())
+    if not sweeps:
+        raise NotRun(note)
+    return sweeps, max(long for _, (_, long) in sweeps), note
 
 
 def judge(rows: list[dict[str, Any]], profile: Profile) -> list[Finding]:
     """Judge the union over passages and the crossings over processes."""
     counted = [row for row in rows if row.get("kind") == "union"]
     timed = with_levels([row for row in rows if row.get("kind") == "batched"])
-    return _unions(counted, timed, profile) + _crossings(timed, profile)
+    note = ""
+    if profile.name not in TRAINED and not counted:
+        counted, note = batching.timed_unions(timed), "union of synthetic activations"
+    return [*_unions(counted, timed, profile, note), *_crossings(timed, profile), *_same_context(timed, profile)]
 
 
-def _unions(counted: list[dict[str, Any]], timed: list[dict[str, Any]], profile: Profile) -> list[Finding]:
+def _unions(counted: list[dict[str, Any]], timed: list[dict[str, Any]], profile: Profile, note: str) -> list[Finding]:
     shares = batching.unions(counted)
-    if not shares:
-        return [not_run(predicate, "no union was counted") for predicate in (RISES, LARGEST, BELOW)]
+    if not shares or len(shares[0]) < 2:
+        return [not_run(predicate, "no union of two batch sizes was counted") for predicate in (RISES, LARGEST, BELOW)]
     rises = [min(b - a for a, b in itertools.pairwise(found.values())) for found in shares]
     bits = (timed[0]["weight_bits"], timed[0]["kv_bits"]) if timed else (16.0, 16.0)
     stars = [batching.crossovers(found, Shape(**counted[0]["shape"]), R_KV, bits) for found in shares]
@@ -152,16 +199,16 @@ def _unions(counted: list[dict[str, Any]], timed: list[dict[str, Any]], profile:
     relative = [max(batch * found[batch] / found[1] for batch in sizes if batch > 1) for found in stars]
     eight = [found[8] for found in shares if 8 in found]
     return [
-        find(RISES, block_interval(rises), profile, extra=extra),
-        find(LARGEST, block_interval(eight), profile) if eight else not_run(LARGEST, "no batch of eight"),
-        find(BELOW, block_interval(relative, unit="x"), profile),
+        find(RISES, block_interval(rises), profile, note, extra),
+        find(LARGEST, block_interval(eight), profile, note) if eight else not_run(LARGEST, "no batch of eight"),
+        find(BELOW, block_interval(relative, unit="x"), profile, note),
     ]
 
 
 def _crossings(timed: list[dict[str, Any]], profile: Profile) -> list[Finding]:
     batches, blocks = sorted({row["batch"] for row in timed}), sorted({row["block"] for row in timed})
-    if not batches:
-        return [not_run(predicate, "no batched step was timed") for predicate in (ORDER, AGREES)]
+    if len(batches) < 2:
+        return [not_run(predicate, "no two batch sizes were timed") for predicate in (ORDER, AGREES)]
     extra: dict[str, float | str] = {}
     measured: dict[int, list[float]] = {batch: [] for batch in batches}
     at_most: dict[int, list[float]] = {batch: [] for batch in batches}
@@ -192,6 +239,16 @@ def _crossings(timed: list[dict[str, Any]], profile: Profile) -> list[Finding]:
         find(ORDER, block_interval(gaps, unit="tokens"), profile, note, extra),
         find(AGREES, block_interval(apart[batches[-1]]), profile, f"batch of {batches[-1]}"),
     ]
+
+
+def _same_context(timed: list[dict[str, Any]], profile: Profile) -> list[Finding]:
+    """What the projection branch takes longer than the KV branch, by batch size, at a context that all sweeps hold."""
+    context, leads = batching.leads(timed, R_P, R_KV)
+    if not leads:
+        return [not_run(GROWS, "no two batch sizes were timed at one context")]
+    grown = [min(b - a for a, b in itertools.pairwise(block)) for block in zip(*leads.values(), strict=True)]
+    extra: dict[str, float | str] = {f"ms longer at {batch}": fmean(values) for batch, values in leads.items()}
+    return [find(GROWS, block_interval(grown, unit="ms"), profile, f"at {context:,} tokens", extra)]
 
 
 def _at_most(rows: list[dict[str, Any]], measured: float) -> float:

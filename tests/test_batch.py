@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 
 import pytest
 import torch
 
 from artifact.engine.batch import BatchDecoder, Member
+from artifact.engine.batch_check import check_step
 from artifact.engine.cache import PackedCache
 from artifact.engine.decoder import Decoder
 from artifact.engine.prefill import prefill
+from artifact.engine.ragged import RaggedCache
 from artifact.errors import UserError
+from artifact.kv.catekv import CateKV
 from artifact.kv.snapkv import SnapKV
 from artifact.projection import teal
 from artifact.projection.thresholds import Thresholds
@@ -36,6 +40,20 @@ def members(loaded: Loaded, keep: float | None) -> list[Member]:
             scale = loaded.weights.shape.head_dim**-0.5
             packed = SnapKV().select(filled.cache, filled.queries[length], keep, scale, STEPS)
         made.append(Member(filled.cache, tokens, packed))
+    return made
+
+
+def retained(loaded: Loaded) -> list[Member]:
+    """The same sequences, each holding nothing but what CateKV keeps: heads of unequal lengths, no full cache."""
+    method, made = CateKV(rows=16, sinks=2, recent=6, critical=12), []
+    shape = loaded.weights.shape
+    adaptive = torch.arange(shape.layers * shape.kv_heads).view(shape.layers, shape.kv_heads) % 3 == 0
+    for seed, length in enumerate(LENGTHS):
+        tokens = torch.zeros(length + STEPS + 1, dtype=torch.int64)
+        tokens[: length + 1] = token_ids(length + 1, seed)
+        filled = prefill(loaded.weights, tokens[:length], length, (length,), 16)
+        own = method.select(filled.cache, filled.queries[length], adaptive, shape.head_dim**-0.5, STEPS)
+        made.append(Member(filled.cache.released(), tokens, own))
     return made
 
 
@@ -67,6 +85,54 @@ def test_a_batch_decodes_what_its_sequences_decode_alone(
     assert counted.r_p == pytest.approx(sum(one.r_p for one in own) / len(own))
     assert counted.kv_bytes == pytest.approx(sum(one.kv_bytes for one in own))
     assert counted.steps == STEPS and counted.head_bytes == own[0].head_bytes
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3"])
+def test_a_batch_of_ragged_caches_decodes_what_its_sequences_decode_alone(
+    name: str, tiny: Callable[[str], Loaded]
+) -> None:
+    loaded = tiny(name)
+    together, alone = retained(loaded), retained(loaded)
+    batch = BatchDecoder(loaded.weights, together, greedy=True)
+    single = [Decoder(loaded.weights, m.cache, m.tokens, None, m.packed, greedy=True) for m in alone]
+    batch.check_room(STEPS)
+    with pytest.raises(UserError, match=f"sequence 0 has room for {STEPS}"):
+        batch.check_room(STEPS + 1)
+    for _ in range(STEPS):
+        batch.step()
+        for number, decoder in enumerate(single):
+            decoder.step()
+            assert relative(batch.logits[number], decoder.logits.double()) < 10 * LOGITS
+    for a, b in zip(together, alone, strict=True):
+        assert torch.equal(a.tokens, b.tokens)
+        assert a.packed is not None and b.packed is not None and torch.equal(a.packed.lengths, b.packed.lengths)
+    counted, own = batch.counted(), [decoder.counted() for decoder in single]
+    assert counted.kv_bytes == pytest.approx(sum(one.kv_bytes for one in own))
+    assert counted.r_kv < 0.75
+
+
+def test_a_ragged_copy_has_storage_of_its_own(tiny: Callable[[str], Loaded]) -> None:
+    loaded = tiny("llama")
+    original = retained(loaded)[0].packed
+    assert isinstance(original, RaggedCache)
+    copy = original.fork()
+    before = copy.keys.clone()
+    original.keys.zero_()
+    original.lengths.add_(1)
+    assert torch.equal(copy.keys, before) and copy.room() == STEPS
+    assert copy.storage_bytes() == original.storage_bytes()
+
+
+def test_the_check_of_a_ragged_batch_finds_a_sequence_that_reads_anothers_cache(tiny: Callable[[str], Loaded]) -> None:
+    loaded = tiny("llama")
+    made = retained(loaded)
+    assert check_step(BatchDecoder(loaded.weights, made)) < 1e-3
+    batch, ops = BatchDecoder(loaded.weights, retained(loaded)), range(len(LENGTHS))
+    places = [index for index, op in enumerate(batch.ops) if op.name == "attention"]
+    mixed = BatchDecoder(loaded.weights, [dataclasses.replace(made[0], packed=made[number].packed) for number in ops])
+    batch._launches[places[0]] = mixed._launches[places[1]]
+    with pytest.raises(RuntimeError, match="differs from that of the sequence alone"):
+        check_step(batch)
 
 
 def test_the_union_is_counted_from_the_masks(tiny: Callable[[str], Loaded]) -> None:
@@ -124,6 +190,8 @@ def test_what_makes_no_batch_is_refused(tiny: Callable[[str], Loaded]) -> None:
         BatchDecoder(loaded.weights, [])
     with pytest.raises(UserError, match="17 sequences"):
         BatchDecoder(loaded.weights, members(loaded, None)[:1] * 17)
+    with pytest.raises(UserError, match="nothing to attend to"):
+        BatchDecoder(loaded.weights, [dataclasses.replace(retained(loaded)[0], packed=None)])
     with pytest.raises(UserError, match="all or none"):
         BatchDecoder(loaded.weights, [members(loaded, None)[0], members(loaded, 0.4)[1]])
     batch = BatchDecoder(loaded.weights, members(loaded, None), greedy=True)

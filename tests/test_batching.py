@@ -8,16 +8,30 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from artifact.engine.batch_check import check_step
 from artifact.engine.prefill import prefill
 from artifact.engine.prepare import Prepared
 from artifact.judge.batching import batched_n_star, crossover, unions
 from artifact.judge.levels import with_levels
-from artifact.measure.batch_cells import build, check_step, measure
+from artifact.measure.batch_cells import build, measure
+from artifact.measure.batch_plan import around, fitting, needed_bytes
+from artifact.profiles import Profile
 from artifact.projection import teal
+from artifact.shapes import known_shape
 from artifact.stats import Verdict
 from artifact.verify import summarise
 from claims import batching as claim
-from tests.faults.batching import PROFILE, SHAPE, UNION, Row, honest, one_mask_for_all, sum_instead_of_union
+from tests.faults.batching import (
+    PROFILE,
+    SHAPE,
+    UNION,
+    Row,
+    honest,
+    one_mask_for_all,
+    step_ms,
+    sum_instead_of_union,
+    weights_read_for_every_sequence,
+)
 from tests.models_fixture import Loaded, token_ids
 
 BITS = (32.0, 32.0)
@@ -25,8 +39,6 @@ BITS = (32.0, 32.0)
 
 def test_the_papers_batch_of_four() -> None:
     """92% of the weights of Llama-3.1-8B at four sequences: 3.0K tokens."""
-    from artifact.shapes import known_shape
-
     found = crossover(known_shape("llama-3.1-8b"), 4, 0.92, 0.3)
     assert found / 1024 == pytest.approx(2.97, abs=0.005)
 
@@ -34,14 +46,17 @@ def test_the_papers_batch_of_four() -> None:
 def test_honest_rows_give_the_accounts_crossings() -> None:
     findings = claim.judge(honest(), PROFILE)
     assert summarise(findings) is Verdict.REPRODUCED
-    order, agrees = findings[3:]
+    order, grows, agrees = (findings[place] for place in (3, 5, 4))
+    assert grows.interval is not None and grows.interval.low > 0 and "1,536 tokens" in grows.note
+    longer = step_ms(4, 1536, 0.5, 1.0) - step_ms(4, 1536, 1.0, 0.3)
+    assert grows.extra["ms longer at 4"] == pytest.approx(longer, rel=0.01)
     for batch in (1, 2, 4):
         star = crossover(SHAPE, batch, UNION[batch], 0.3, BITS)
         assert order.extra[f"measured of {batch}, tokens"] == pytest.approx(star, rel=1e-6)
     assert agrees.interval is not None and abs(agrees.interval.point) < 1e-6
 
 
-@pytest.mark.parametrize("fault", [one_mask_for_all, sum_instead_of_union])
+@pytest.mark.parametrize("fault", [one_mask_for_all, sum_instead_of_union, weights_read_for_every_sequence])
 def test_a_fault_turns_the_claim_away(fault: Callable[[list[Row]], None]) -> None:
     rows = copy.deepcopy(honest())
     fault(rows)
@@ -57,6 +72,42 @@ def test_a_batch_that_crossed_before_its_shortest_context_crossed_earlier(factor
             row["ms"] = [factor * ms for ms in row["ms"]]
     order = claim.judge(rows, PROFILE)[3]
     assert order.verdict is verdict and ("batch 4" in order.note) == (verdict is Verdict.REPRODUCED)
+
+
+def test_the_gpu_profile_judges_the_steps_and_shows_the_union_they_read() -> None:
+    """Synthetic weights have a union, but not the paper's: it is observed and says so."""
+    gpu = Profile("gpu", "llama-3.1-8b", "cuda", "float16", None, 2)
+    steps = [row for row in honest() if row["kind"] == "batched"]
+    found = {finding.predicate.name: finding for finding in claim.judge(steps, gpu)}
+    asserted = {name for name, finding in found.items() if finding.verdict is Verdict.REPRODUCED}
+    assert asserted == {"the KV branch gains with the batch"}
+    union = found["the union rises"]
+    assert union.verdict is Verdict.OBSERVED and "synthetic" in union.note
+    assert union.extra["u_4"] == pytest.approx(UNION[4]) and found["batched crossover at most n*/B"].verdict is (
+        Verdict.OBSERVED
+    )
+    weights_read_for_every_sequence(steps)
+    findings = {finding.predicate.name: finding for finding in claim.judge(steps, gpu)}
+    assert findings["the KV branch gains with the batch"].verdict is Verdict.CONTRADICTED
+    alone = [row for row in steps if row["batch"] == 4]
+    assert claim.judge(alone, gpu)[-1].verdict is Verdict.NOT_RUN
+
+
+def test_sweeps_lie_around_the_crossings_and_are_cut_to_the_memory() -> None:
+    shape = known_shape("llama-3.1-8b")
+    asked = around(shape, claim.GPU_SHARES, 0.5, 0.3)
+    assert asked == [(1, (7680, 129280)), (2, (2304, 32768)), (4, (1024, 8448))]
+    for (batch, (short, long)), u_b in zip(asked, (0.5, 0.75, 0.92), strict=True):
+        assert short < crossover(shape, batch, u_b, 0.3) < long
+    assert fitting(shape, asked, 131072, 0.3, 2, True, None) == (asked, "")
+    assert fitting(shape, asked, 131072, 0.3, 2, True, 139 << 30) == (asked, "")
+    kept, note = fitting(shape, asked, 131072, 0.3, 2, True, 48 << 30)
+    assert kept[0][1][1] < 129280 and "batch of 1 cut from 126.2K" in note
+    for sweep in kept:
+        assert needed_bytes(shape, sweep, max(long for _, (_, long) in kept), 0.3, 2, True) <= 48 << 30
+    none, note = fitting(shape, asked, 131072, 0.3, 2, True, 24 << 30)
+    assert none == [] and note.count("left out") == 3
+    assert fitting(shape, asked, 8192, 0.3, 2, True, None)[0] == [(2, (2304, 8192)), (4, (1024, 8192))]
 
 
 def test_rows_that_do_not_fit_together_are_errors() -> None:

@@ -16,7 +16,7 @@ import torch
 
 from artifact.engine.cache import KVCache
 from artifact.engine.models import Layer, Matrix, Weights
-from artifact.engine.step import Op
+from artifact.engine.step import Op, captured, in_order
 from artifact.errors import UserError
 from artifact.kv.branch import KVBranch, LayerInputs
 from artifact.projection.thresholds import PROJECTIONS, Thresholds
@@ -55,7 +55,8 @@ class Member:
 class BatchDecoder:
     """Several sequences decoded together in one mode.
 
-    thresholds None reads every weight. Raises UserError when only some sequences carry a packed cache.
+    thresholds None reads every weight. Attention is a launch per sequence, in every mode. Raises UserError when only
+    some sequences carry a packed cache, or one without stores no entries to attend to.
     """
 
     def __init__(
@@ -69,6 +70,8 @@ class BatchDecoder:
             raise UserError(f"a batch of {len(sequences)} sequences; give 1 to {batched_gemv.MOST}")
         if len({one.packed is None for one in sequences}) != 1:
             raise UserError("some sequences of the batch have a selection and some have none; give all or none of them")
+        if any(one.packed is None and not one.cache.stored for one in sequences):
+            raise UserError("a full cache was released and no KV branch is given; there is nothing to attend to")
         if thresholds is not None and thresholds.values.shape[0] != weights.shape.layers:
             raise UserError(f"thresholds for {thresholds.values.shape[0]} layers, the model has {weights.shape.layers}")
         self.weights, self.sequences, self.thresholds, self.greedy = weights, tuple(sequences), thresholds, greedy
@@ -91,17 +94,22 @@ class BatchDecoder:
         self._sites = self._selections()
         self.ops = self._build()
         self._launches = [op.launch for op in self.ops]
+        self._run = in_order(self._launches)
         self._starts = [one.cache.tokens for one in sequences]
 
     def step(self) -> None:
         """Decode one token of every sequence."""
-        for launch in self._launches:
-            launch()
+        self._run()
+
+    def capture(self) -> None:
+        """Capture the launches in a CUDA graph; the batch has made a step before, so that everything is compiled."""
+        self._run = captured(self._launches)
 
     def check_room(self, steps: int) -> None:
         """Raise UserError unless every cache and token buffer holds `steps` more tokens."""
         for number, one in enumerate(self.sequences):
-            room = min(one.cache.capacity, one.tokens.shape[0] - int(self.greedy)) - one.cache.tokens
+            places = one.tokens.shape[0] - int(self.greedy)
+            room = (min(one.cache.capacity, places) if one.cache.stored else places) - one.cache.tokens
             if one.packed is not None:
                 room = min(room, one.packed.room())
             if steps > room:

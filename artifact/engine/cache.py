@@ -70,7 +70,8 @@ class KVCache:
 
     def released(self) -> KVCache:
         """Return a cache that counts tokens but stores none: for a branch that keeps all that it reads itself."""
-        none = self.keys[:, :, :0]
+        layers, kv_heads, _, dim = self.keys.shape
+        none = self.keys.new_empty((layers, kv_heads, 0, dim))  # no view, which would keep the storage alive
         return KVCache(none, none, self.position.clone(), self.lengths.clone())
 
     @property

@@ -14,7 +14,6 @@ list of launches of one mode; what it really read is counted by the kernels and 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -23,12 +22,12 @@ from artifact.engine.attention_paths import OWN, LibraryAttention, backend_name
 from artifact.engine.cache import KVCache, PackedCache
 from artifact.engine.models import Layer, Weights
 from artifact.engine.route import Route
-from artifact.engine.step import Buffers, Op
+from artifact.engine.step import Buffers, Op, captured, in_order
 from artifact.errors import UserError
 from artifact.kv.branch import KVBranch, LayerInputs
 from artifact.projection.branch import Projection, Steps
 from artifact.projection.dense import Dense
-from kernels import attention, gemv, rope_append, token
+from kernels import Launch, attention, gemv, rope_append, token
 from kernels.norm import Norm
 
 
@@ -93,7 +92,7 @@ class Decoder:
         self.logits = self.buffers.logits
         self.ops = self._build(self.projections)
         self._base_ops = self.ops if routed is None else self._build(routed.base)
-        self._run = {True: _in_order(self.ops), False: _in_order(self._base_ops)}
+        self._run = {True: in_order(_launches(self.ops)), False: in_order(_launches(self._base_ops))}
 
     @property
     def attended(self) -> torch.Tensor:
@@ -147,7 +146,7 @@ class Decoder:
         for taken, ops in paths.items():
             if self._route is not None:  # that step took one path alone
                 self._run_and_undo(ops)
-            self._run[taken] = _captured(ops)
+            self._run[taken] = captured(_launches(ops))
 
     def _run_and_undo(self, ops: list[Op]) -> None:
         """Run launches once, then put back every counter; what they wrote to the caches the next step overwrites."""
@@ -155,7 +154,7 @@ class Decoder:
         state += [] if self.packed is None else [self.packed.lengths]
         state += [] if self.projections.counters is None else [self.projections.counters[1]]
         saved = [one.clone() for one in state]
-        _in_order(ops)()
+        in_order(_launches(ops))()
         for one, before in zip(state, saved, strict=True):
             one.copy_(before)
 
@@ -232,18 +231,5 @@ class Decoder:
         return [Op("attention", step)]
 
 
-def _in_order(ops: list[Op]) -> Callable[[], object]:
-    launches = [op.launch for op in ops]
-
-    def run() -> None:
-        for launch in launches:
-            launch()
-
-    return run
-
-
-def _captured(ops: list[Op]) -> Callable[[], object]:
-    graph, run = torch.cuda.CUDAGraph(), _in_order(ops)
-    with torch.cuda.graph(graph):
-        run()
-    return graph.replay
+def _launches(ops: list[Op]) -> list[Launch]:
+    return [op.launch for op in ops]

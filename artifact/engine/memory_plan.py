@@ -77,6 +77,20 @@ def group_bytes(shape: Shape, group: Iterable[Row], longest: int, item: int, syn
     return total + masked + (0 if synthetic else unread)
 
 
+def batch_bytes(shape: Shape, batch: int, group: Iterable[Row], prefilled: int, item: int, synthetic: bool) -> int:
+    """Bytes that the batches of one group hold at their peak: one full cache per sequence, the first that of the
+    prefill where it leaves room for further steps, a packed copy per sequence of every selecting member, and the
+    copies of full caches that the shortest members are checked on.
+    """
+    token = item * shape.layers * shape.kv_values_per_token
+    contexts = [int(one["context"]) for one in group]
+    lanes = prefilled + (batch - synthetic) * (max(contexts) + ROOM_TOKENS)
+    packed = sum(int(one["r_kv"] * one["context"]) + ROOM_TOKENS for one in group if one["r_kv"] < 1)
+    caches = (lanes + batch * (packed + min(contexts) + ROOM_TOKENS)) * token
+    scratch = scratch_bytes(shape, prefilled, item) + (0 if synthetic else prefill_bytes(shape, prefilled, item))
+    return weight_bytes(shape, item) + caches + scratch + RUNTIME_BYTES
+
+
 def needed_bytes(shape: Shape, groups: Iterable[list[Row]], longest: int, item: int, synthetic: bool) -> int:
     """Bytes that a process measuring these groups holds at its peak."""
     caches = max(group_bytes(shape, group, longest, item, synthetic) for group in groups)

@@ -7,6 +7,7 @@ same share as the reading.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -75,6 +76,13 @@ class RaggedCache(Retained):
             self.keys[stop : stop + count] = keys[head]
             self.values[stop : stop + count] = values[head]
         self.lengths[index] += count
+
+    def fork(self) -> RaggedCache:
+        """Copy the entries into storage of its own: what one mode appends no other mode sees."""
+        keys, values = (empty(tuple(one.shape), one.dtype, str(one.device)) for one in (self.keys, self.values))
+        keys.copy_(self.keys)
+        values.copy_(self.values)
+        return dataclasses.replace(self, keys=keys, values=values, lengths=self.lengths.clone())
 
 
 def pack_ragged(full: KVCache, indices: Sequence[Sequence[torch.Tensor]], reserve: int) -> RaggedCache:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,6 +17,24 @@ class Op:
 
     name: str
     launch: Launch
+
+
+def in_order(launches: Sequence[Launch]) -> Callable[[], object]:
+    """One callable that makes these launches one after the other."""
+
+    def run() -> None:
+        for launch in launches:
+            launch()
+
+    return run
+
+
+def captured(launches: Sequence[Launch]) -> Callable[[], object]:
+    """The replay of a CUDA graph of these launches; each has run before, so that everything is compiled."""
+    graph, run = torch.cuda.CUDAGraph(), in_order(launches)
+    with torch.cuda.graph(graph):
+        run()
+    return graph.replay
 
 
 @dataclass(frozen=True)

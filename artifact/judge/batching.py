@@ -10,7 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from artifact.account import Setting, n_star
+from artifact.judge.crossing import gap, pick
 from artifact.shapes import Shape
 
 Row = dict[str, Any]
@@ -47,3 +50,39 @@ def batched_n_star(rows: Sequence[Row], batch: int, r_p: float, r_kv: float) -> 
     u_b = sum(row["u_b"] for row in sparse) / len(sparse)
     bits = (sparse[0]["weight_bits"], sparse[0]["kv_bits"])
     return crossover(Shape(**sparse[0]["shape"]), batch, u_b, r_kv, bits)
+
+
+def timed_unions(rows: Sequence[Row]) -> list[Row]:
+    """The unions that timed projection rows read themselves, one row per block and batch size."""
+    sparse = [row for row in rows if row["r_p"] < 1 and row["r_kv"] == 1]
+    found = []
+    for block, batch in sorted({(row["block"], row["batch"]) for row in sparse}):
+        mine = [row for row in sparse if (row["block"], row["batch"]) == (block, batch)]
+        mean = sum(row["u_b"] for row in mine) / len(mine)
+        found.append({"block": block, "batch": batch, "u_b": mean, "shape": mine[0]["shape"]})
+    return found
+
+
+def leads(rows: Sequence[Row], r_p: float, r_kv: float) -> tuple[int, dict[int, list[float]]]:
+    """What the projection branch takes longer than the KV branch, ms per batch size and block, at the longest context
+    that the sweeps of all batch sizes hold, where caches weigh most; between contexts on the straight line. rows carry
+    `level_ms`.
+
+    Empty when fewer than two batch sizes were timed or their sweeps have no context in common.
+    """
+    blocks, batches = sorted({row["block"] for row in rows}), sorted({row["batch"] for row in rows})
+    gaps: dict[int, list[dict[int, float]]] = {batch: [] for batch in batches}
+    for batch in batches:
+        for block in blocks:
+            mine = [row for row in rows if row["batch"] == batch and row["block"] == block]
+            gaps[batch].append(gap(pick(mine, r_p, 1.0), pick(mine, 1.0, r_kv)))
+    if len(batches) < 2 or not all(one for per_block in gaps.values() for one in per_block):
+        return 0, {}
+    common = min(max(one) for per_block in gaps.values() for one in per_block)
+    if common < max(min(one) for per_block in gaps.values() for one in per_block):
+        return 0, {}
+    found = {
+        batch: [float(np.interp(common, list(one), list(one.values()))) for one in per_block]
+        for batch, per_block in gaps.items()
+    }
+    return common, found

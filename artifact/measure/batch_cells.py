@@ -9,31 +9,25 @@ import gc
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import torch
-
 from artifact.engine import prompts
 from artifact.engine.batch import BatchDecoder, Member
-from artifact.engine.cache import KVCache, PackedCache
-from artifact.engine.decoder import Decoder
+from artifact.engine.batch_check import check_step
+from artifact.engine.cache import KVCache
 from artifact.engine.prefill import prefill
 from artifact.engine.prepare import Prepared, grid
-from artifact.engine.step import Op
 from artifact.engine.timing import interleave, release
-from artifact.kv.snapkv import SnapKV
-from artifact.measure.cells import live, prepared_for
+from artifact.measure import batch_members
+from artifact.measure.cells import last_level_bytes, live, mode_name, prepared_for, settled
 from artifact.measure.workbench import open_workbench
 from artifact.projection.thresholds import Thresholds
-from kernels import Launch
+from kernels.bandwidth import read_bandwidth
 
 Row = dict[str, Any]
+One = tuple[int, float, float, str]  # context, r_p, r_kv, part
 UNION, TIMED = "artifact.measure.batch_cells:union", "artifact.measure.batch_cells:timed"
 WARMUP_STEPS = 2
 ROOM_STEPS = WARMUP_STEPS + 1  # and the step that is checked
 BETWEEN = (0.25, 0.75)  # where the crossing rows lie between the ends of a sweep
-# What a layer adds, batched against alone on the same input: rounding, of which a half-precision cache takes five units
-# (artifact.engine.reference); and a channel within rounding of a threshold, which carries a few percent, may fall on
-# the other side. A wrong row, mask or cache differs by about one.
-DENSE_TOLERANCE, ROUNDINGS, SPARSE_TOLERANCE = 1e-3, 5.0, 0.15
 
 
 def union(params: Row) -> Iterator[Row]:
@@ -82,26 +76,43 @@ def timed(params: Row) -> Iterator[Row]:
     between them, interleaved.
 
     The contexts are fixed: a pilot inside each process scattered by half and pointed one process in four at contexts
-    that the crossing does not lie between.
+    that the crossing does not lie between. On a GPU the batches of a group share one full cache per sequence.
     """
     prepared = yield from live(lambda say: prepared_for(params, say))
+    device = prepared.weights.device
     r_p, r_kv, steps = float(params["r_p"]), float(params["r_kv"]), int(params["timed_steps"])
-    modes = ((1.0, 1.0), (r_p, 1.0), (1.0, r_kv))
+    rows: list[Row] = []
     for number, (batch, (short, long)) in enumerate(params["sweeps"]):
         yield {"progress": number / len(params["sweeps"]), "doing": f"batched steps of {batch} sequences"}
-        sweep = [(n, *mode, "sweep") for n in (short, long) for mode in modes]
-        contexts = [grid(round(short + share * (long - short))) for share in BETWEEN]
-        group = sweep + [(n, *mode, "crossing") for n in contexts for mode in modes[1:]]
-        yield from measure(prepared, batch, group, steps, int(params["order_seed"]))
+        rows += measure(prepared, batch, members(short, long, r_p, r_kv), steps, int(params["order_seed"]))
+    bandwidth = read_bandwidth(device)
+    for row in rows:
+        bandwidth = settled(row, bandwidth, device)
+        yield {**row, "read_gbps": bandwidth.median_gbps, "note": params["note"]}
+
+
+def members(short: int, long: int, r_p: float, r_kv: float) -> list[One]:
+    """The batches of one group: all modes at both ends of a sweep, both branches at two contexts between them."""
+    modes = ((1.0, 1.0), (r_p, 1.0), (1.0, r_kv))
+    ends = [(n, *mode, "sweep") for n in (short, long) for mode in modes]
+    contexts = [grid(round(short + share * (long - short))) for share in BETWEEN]
+    return ends + [(n, *mode, "crossing") for n in contexts for mode in modes[1:]]
 
 
 def measure(
-    prepared: Prepared, batch: int, group: Sequence[tuple[int, float, float, str]], steps: int, seed: int = 0
+    prepared: Prepared,
+    batch: int,
+    group: Sequence[One],
+    steps: int,
+    seed: int = 0,
 ) -> list[Row]:
     """Time batched decoders of (context, r_p, r_kv, part) that are alive together; one of every mode is checked against
     its sequences alone, at the shortest context: what can go wrong with a batch does not depend on it.
     """
-    decoders = {str(i): build(prepared, batch, *one[:3], steps) for i, one in enumerate(group)}
+    device = prepared.weights.device
+    room = max(context for context, *_ in group) + steps + ROOM_STEPS
+    lanes = batch_members.lanes(prepared, batch, room) if device.type == "cuda" else None
+    decoders = {str(i): build(prepared, batch, *one[:3], steps, lanes) for i, one in enumerate(group)}
     shortest = {one[1:3]: i for i, one in sorted(enumerate(group), key=lambda entry: -entry[1][0])}
     found = {mode: check_step(decoders[str(i)]) for mode, i in shortest.items()}
     errors = {str(i): found[one[1:3]] for i, one in enumerate(group)}
@@ -109,6 +120,9 @@ def measure(
         if shortest[one[1:3]] != i:
             decoders[str(i)].step()
     gc.collect()
+    if device.type == "cuda":
+        for decoder in decoders.values():
+            decoder.capture()
     samples = interleave(decoders, steps, WARMUP_STEPS, seed)
     rows = []
     for name, (context, r_p, r_kv, part) in zip(decoders, group, strict=True):
@@ -116,6 +130,7 @@ def measure(
         rows.append(
             {
                 "kind": "batched",
+                "mode": mode_name(r_p, r_kv),
                 "group": batch,
                 "part": part,
                 "batch": batch,
@@ -133,6 +148,7 @@ def measure(
                 "shape": dataclasses.asdict(prepared.weights.shape),
                 "weight_bits": 8 * prepared.weights.embedding.element_size(),
                 "kv_bits": 8 * prepared.cache.keys.element_size(),
+                "llc_bytes": last_level_bytes(device),
                 "text": prepared.text,
             }
         )
@@ -140,69 +156,23 @@ def measure(
     return rows
 
 
-def build(prepared: Prepared, batch: int, context: int, r_p: float, r_kv: float, steps: int) -> BatchDecoder:
+def build(
+    prepared: Prepared,
+    batch: int,
+    context: int,
+    r_p: float,
+    r_kv: float,
+    steps: int,
+    lanes: list[KVCache] | None = None,
+) -> BatchDecoder:
     """A batch whose sequences share a prefix of `context` tokens, each in storage of its own, and go on differently:
     every sequence reads another passage of the text behind the longest prefill.
+
+    lanes: full caches that the batch shares with others of its group (`batch_members`); None makes its own.
     """
     room = steps + ROOM_STEPS
     thresholds: Thresholds | None = prepared.calibration.thresholds(r_p) if r_p < 1 else None
-    packed: PackedCache | None = None
-    if r_kv < 1:
-        cache = prepared.cache.share(context)
-        packed = SnapKV().select(cache, prepared.queries[grid(context)], r_kv, prepared.scale(), room)
-    tail = prepared.tokens[prepared.cache.tokens :]
-    members = []
-    for number in range(batch):
-        passage = tail[number * room : number * room + room + 1]
-        tokens = torch.cat((prepared.tokens[:context], passage))
-        members.append(Member(prepared.cache.fork(context, context + room), tokens, packed and packed.fork()))
+    if lanes is None:
+        lanes = [prepared.cache.fork(context, context + room) for _ in range(batch)]
+    members = batch_members.snapkv(prepared, lanes, context, r_kv, room)
     return BatchDecoder(prepared.weights, members, thresholds)
-
-
-def check_step(decoder: BatchDecoder) -> float:
-    """Take one step layer by layer, each sequence beside itself alone on the same input; return the largest relative
-    difference of what a layer adds, or of the logits.
-
-    Layers start from equal inputs, because a thresholded channel that falls on the other side of its threshold moves
-    the logits of thirty layers by a tenth. Raises RuntimeError when a difference exceeds rounding.
-    """
-    alone: list[Decoder] = []
-    for one in decoder.sequences:
-        cache: KVCache = one.cache.fork(one.cache.tokens, one.cache.tokens + 1)
-        packed = one.packed.fork() if isinstance(one.packed, PackedCache) else None
-        alone.append(Decoder(decoder.weights, cache, one.tokens, decoder.thresholds, packed))
-    limit = max(DENSE_TOLERANCE, ROUNDINGS * torch.finfo(decoder.weights.embedding.dtype).eps)
-    limit = limit if decoder.thresholds is None else max(limit, SPARSE_TOLERANCE)
-    own = [_by_layer(single.ops, [op.launch for op in single.ops]) for single in alone]
-    worst = 0.0
-    for index, launches in enumerate(_by_layer(decoder.ops, decoder._launches)):
-        before = decoder.residual.clone()
-        for single, residual in zip(alone, before, strict=True):
-            single.buffers.residual.copy_(residual)
-        for launch in launches:
-            launch()
-        for number, single in enumerate(alone):
-            for launch in own[number][index]:
-                launch()
-            last = index == len(own[number]) - 1
-            batched, wanted = (
-                (decoder.logits[number], single.logits)
-                if last
-                else (decoder.residual[number] - before[number], single.buffers.residual - before[number])
-            )
-            difference = float((batched - wanted).norm() / wanted.norm())
-            worst = max(worst, difference) if difference == difference else difference
-            if not worst <= limit:
-                what = "logits" if last else f"what layer {index} adds"
-                raise RuntimeError(f"batched, {what} differs from that of the sequence alone by {worst:.1e}")
-    return worst
-
-
-def _by_layer(ops: Sequence[Op], launches: Sequence[Launch]) -> list[list[Launch]]:
-    """Launches of a step, cut behind the down projection of each layer; the first part embeds, too."""
-    parts: list[list[Launch]] = [[]]
-    for op, launch in zip(ops, launches, strict=True):
-        parts[-1].append(launch)
-        if op.name == "down":
-            parts.append([])
-    return parts

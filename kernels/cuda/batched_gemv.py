@@ -24,6 +24,7 @@ from kernels.selection import Selection
 
 ROWS = 16  # of a tensor-core product
 OUTPUTS, DEPTH, WARPS = 32, 128, 4
+STAGES = 4  # 4,096 outputs give one program per multiprocessor: blocks in flight alone hide the latency; 64 KB shared
 
 
 @triton.jit
@@ -107,7 +108,7 @@ def bind(
     read, launches = normed(x, norm)
     constants = _constants(depth, bias, accumulate)
     arguments = (read, w, y if bias is None else bias, y, outputs, batch)
-    return chain([*launches, launcher(_dense, (triton.cdiv(outputs, OUTPUTS),), arguments, constants, WARPS)])
+    return chain([*launches, launcher(_dense, (triton.cdiv(outputs, OUTPUTS),), arguments, constants, WARPS, STAGES)])
 
 
 def bind_union(
@@ -128,7 +129,7 @@ def bind_union(
         own.shape[1],
     )  # fmt: skip
     constants = _constants(depth, bias, accumulate)
-    return chain([*launches, launcher(_sparse, (len(tiles),), arguments, constants, WARPS)])
+    return chain([*launches, launcher(_sparse, (len(tiles),), arguments, constants, WARPS, STAGES)])
 
 
 def _constants(depth: int, bias: torch.Tensor | None, accumulate: bool) -> dict[str, object]:

@@ -78,10 +78,25 @@ def timing(gain: float = 1.3, extra_entries: int = 0) -> list[Row]:
     return rows
 
 
+def batches(gain: float = 1.0) -> list[Row]:
+    """Batches of three dense and seven CateKV sequences in equal memory; a step takes its byte time over `gain`."""
+    rows = []
+    for block in range(5):
+        for label, batch, kv_bytes in (("dense", 3, 2.83e8), ("catekv", 7, 2.7e8)):
+            ms = (4.2e8 + 1.1e8 + kv_bytes) / 2e7 / (gain if label == "catekv" else 1.0)
+            rows.append({
+                **STORED, "kind": "equal_memory", "label": label, "block": block, "batch": batch, "context": 2048,
+                "ms": [ms + 0.01 * block + 0.02 * step for step in range(6)], "interleaved": True,
+                "projection_bytes": 4.2e8, "head_bytes": 1.1e8, "kv_bytes": kv_bytes, "held_bytes": 10**9,
+                "budget_bytes": 1.1e9, "note": "",
+            })  # fmt: skip
+    return rows
+
+
 def efficiency_rows() -> list[Row]:
     shape = known_shape("llama-3.1-8b")
-    stored = [catekv_efficiency.account_row(shape), *which_sparsity.rows(shape)]
-    return [*({**STORED, **row} for row in stored), *timing()]
+    stored = [catekv_efficiency.account_row(shape), *which_sparsity.rows(shape), {"kind": "batch_plan", "reason": ""}]
+    return [*({**STORED, **row} for row in stored), *timing(), *batches()]
 
 
 def storage_rows() -> list[Row]:

@@ -75,5 +75,12 @@ def unequal_arms(rows: list[Row]) -> None:
     row["ms"] = row["ms"][:-1]
 
 
+def weights_read_for_every_sequence(rows: list[Row]) -> None:
+    """The KV branch of a batch decodes its sequences one after the other: every weight is read once for each."""
+    for row in rows:
+        if row["kind"] == "batched" and row["r_kv"] < 1:
+            row["ms"] = [row["batch"] * step_ms(1, row["context"], 1.0, row["r_kv"])] * 8
+
+
 UNEQUAL = unequal_arms
-FAULTS = (one_mask_for_all, sum_instead_of_union, unequal_arms)
+FAULTS = (one_mask_for_all, sum_instead_of_union, weights_read_for_every_sequence, unequal_arms)
