@@ -7,7 +7,8 @@
 // z in registers; a team of them takes every TEAMS-th kept row and has DEPTH rows under way. Sums are added in a fixed
 // order: the same bits every time.
 //
-// Macros: K, WARPS, PIECES, VECTORS (K = 256 PIECES VECTORS), DEPTH, OWNED (most rows of a block), NORMED, RANK, BF16.
+// Macros: K, WARPS, PIECES, VECTORS (K = 256 PIECES VECTORS), DEPTH, OWNED (most rows of a block), NORMED, RANK, BF16,
+// WIDE (factors of the update are float32, not of the weights' type).
 constexpr int THREADS = 32 * WARPS;
 constexpr int TEAMS = WARPS / PIECES;
 constexpr int R = RANK > 0 ? RANK : 1;
@@ -23,11 +24,17 @@ __device__ __forceinline__ void widen(unsigned pair, float& low, float& high) {
 #endif
 }
 
+#if WIDE
+using Factor = float;
+__device__ __forceinline__ float widened(const float* p) { return *p; }
+#else
+using Factor = unsigned short;
 __device__ __forceinline__ float widened(const unsigned short* p) {
     float low, high;
     widen(*p, low, high);
     return low;
 }
+#endif
 
 // Of a weight row that this step reads once: past L1.
 __device__ __forceinline__ uint4 streamed(const char* p) {
@@ -77,8 +84,8 @@ __device__ __forceinline__ float column_sum(int rows, Value value) {
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 masked_rows(const float* gate, const float* x, const float* gain, const char* w, float* act, const float* limit,
-            int* kept, const unsigned short* gate_b, const unsigned short* up_b, const unsigned short* down_a,
-            int* counts, float* sums, int* arrivals, float eps, int width) {
+            int* kept, const Factor* gate_b, const Factor* up_b, const Factor* down_a, int* counts,
+            float* sums, int* arrivals, float eps, int width) {
     __shared__ int rows[OWNED];
     __shared__ float activated[OWNED], partial[OWNED][PIECES];
     __shared__ float extra[RANK > 0 ? OWNED : 1], factors[RANK > 0 ? OWNED : 1][R + 1];

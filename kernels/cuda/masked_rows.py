@@ -50,6 +50,8 @@ def takes(x: torch.Tensor, w: torch.Tensor, norm: Norm | None, low: LowRank | No
         return False
     owned, rank = math.ceil(width / multiprocessors(w)), 0 if low is None else low.rank
     read = (x, w) if norm is None else (x, w, norm.weight)
+    if low is not None and _factor_type(low) not in (w.dtype, torch.float32):
+        return False
     if owned > 32 * c.warps or rank > 32 * c.warps or any(tensor.data_ptr() % 16 for tensor in read):
         return False
     return 4 * (owned * (2 + c.pieces + (rank + 2 if rank else 0)) + 32 * c.warps) <= MOST_SHARED_BYTES
@@ -70,7 +72,7 @@ def bind(
     macros = {
         "K": depth, "WARPS": c.warps, "PIECES": c.pieces, "VECTORS": depth // (PIECE * c.pieces), "DEPTH": c.depth,
         "OWNED": math.ceil(width / blocks), "NORMED": int(norm is not None), "RANK": rank,
-        "BF16": int(w.dtype == torch.bfloat16),
+        "BF16": int(w.dtype == torch.bfloat16), "WIDE": int(low is not None and _factor_type(low) == torch.float32),
     }  # fmt: skip
     counts = workspace("masked rows", w, blocks).view(torch.int32)
     sums = workspace("low rank", w, blocks * power_of_two(max(rank, 1)))
@@ -80,3 +82,9 @@ def bind(
     source = nvrtc.Source("masked_rows.cu", "masked_rows", tuple(macros.items()))
     numbers = (eps, ctypes.c_float), (width, ctypes.c_int)
     return nvrtc.bind(source, nvrtc.Shape(blocks, 1, 32 * c.warps), tensors, numbers)
+
+
+def _factor_type(low: LowRank) -> torch.dtype | None:
+    """The one dtype of all factors, None where they differ."""
+    kinds = {low.gate_b.dtype, low.up_b.dtype, low.down_a.dtype}
+    return kinds.pop() if len(kinds) == 1 else None

@@ -13,8 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kernels import masked_mlp as op
-from kernels.cuda import masked_rows
+from kernels.cuda import masked_rows, nvrtc
 from kernels.cuda.masked_rows import PIECE, WIDEST, Config
+from kernels.masked_mlp import LowRank
 from kernels.norm import Norm
 from tests.cuda.test_masked_mlp import TOLERANCE, low_rank, wide
 from tests.cuda.test_projections import draw, error, normed
@@ -44,17 +45,29 @@ def test_what_it_does_not_take_is_left_to_triton() -> None:
     assert not masked_rows.takes(x, w, None, None)  # a CPU tensor
 
 
+def test_factors_of_the_weights_type_or_float32_are_taken_and_no_mixture(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The form with separate products hands over float32 sums; read as half precision they were noise."""
+    monkeypatch.setattr(nvrtc, "runs", lambda tensor: True)
+    x, w = torch.zeros(256), torch.zeros(64, 256, dtype=torch.bfloat16)
+    half, single = (torch.zeros(64, 2, dtype=dtype) for dtype in (torch.bfloat16, torch.float32))
+    assert masked_rows.takes(x, w, None, LowRank(half, half, half))
+    assert masked_rows.takes(x, w, None, LowRank(single, single, single))
+    assert not masked_rows.takes(x, w, None, LowRank(single, half, half))
+    other = half.to(torch.float16)
+    assert not masked_rows.takes(x, w, None, LowRank(other, other, other))
+
+
 @needs_gpu
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize(("width", "depth"), [(7, 256), (1000, 1280), (2000, 4096)])
-@pytest.mark.parametrize("rank", [0, 3, 16])
+@pytest.mark.parametrize(("rank", "factors"), [(0, None), (3, None), (16, None), (1, torch.float32)])
 @pytest.mark.parametrize("with_norm", [False, True])
 def test_masked_rows_equal_float64_and_themselves(
-    width: int, depth: int, dtype: torch.dtype, rank: int, with_norm: bool
+    width: int, depth: int, dtype: torch.dtype, rank: int, factors: torch.dtype | None, with_norm: bool
 ) -> None:
     device = torch.device("cuda")
     torch.manual_seed(width + rank)
-    low = low_rank(device, width, rank, dtype) if rank else None
+    low = low_rank(device, width, rank, factors or dtype) if rank else None
     gate, x, w = draw(device, width + 2 * rank), draw(device, depth), draw(device, width, depth, dtype=dtype)
     norm = Norm(draw(device, depth), 1e-5) if with_norm else None
     kept = torch.full((1,), -1, dtype=torch.int32, device=device)
