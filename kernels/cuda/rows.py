@@ -9,13 +9,14 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.cuda.common import launcher, power_of_two
+from kernels.cuda.common import launcher, overlaps, power_of_two, wait_for_producer
 from kernels.norm import Norm
 
 
 @triton.jit
-def _normed(x, weight, out, eps, K: tl.constexpr, SPAN: tl.constexpr):
+def _normed(x, weight, out, eps, K: tl.constexpr, SPAN: tl.constexpr, OVERLAP: tl.constexpr):
     """out[b] = x[b] / sqrt(mean(x[b]^2) + eps) * weight, one program per row."""
+    wait_for_producer(OVERLAP)
     k = tl.arange(0, SPAN)
     inside = k < K
     row = tl.program_id(0).to(tl.int64) * K
@@ -25,8 +26,9 @@ def _normed(x, weight, out, eps, K: tl.constexpr, SPAN: tl.constexpr):
 
 
 @triton.jit
-def _silu(both, act, N, BLOCK: tl.constexpr):
+def _silu(both, act, N, BLOCK: tl.constexpr, OVERLAP: tl.constexpr):
     """act[b, n] = silu(both[b, n]) both[b, N + n]."""
+    wait_for_producer(OVERLAP)
     n = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = n < N
     row = tl.program_id(0).to(tl.int64)
@@ -41,14 +43,15 @@ def normed(x: torch.Tensor, norm: Norm | None) -> tuple[torch.Tensor, list[Calla
         return x, []
     batch, depth = x.shape
     out = torch.empty_like(x)
-    constants = {"K": depth, "SPAN": power_of_two(depth)}
+    constants = {"K": depth, "SPAN": power_of_two(depth), "OVERLAP": overlaps(x)}
     return out, [launcher(_normed, (batch,), (x, norm.weight, out, norm.eps), constants, 8)]
 
 
 def silu(both: torch.Tensor, act: torch.Tensor) -> Callable[[], object]:
     """Return the launch of the gated product; both (B, 2I), act (B, I)."""
     batch, width = act.shape
-    return launcher(_silu, (batch, triton.cdiv(width, 1024)), (both, act, width), {"BLOCK": 1024}, 4)
+    constants = {"BLOCK": 1024, "OVERLAP": overlaps(act)}
+    return launcher(_silu, (batch, triton.cdiv(width, 1024)), (both, act, width), constants, 4)
 
 
 def chain(launches: list[Callable[[], object]]) -> Callable[[], object]:
