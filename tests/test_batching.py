@@ -93,6 +93,14 @@ def test_the_gpu_profile_judges_the_steps_and_shows_the_union_they_read() -> Non
     assert claim.judge(alone, gpu)[-1].verdict is Verdict.NOT_RUN
 
 
+def test_a_quick_gpu_run_without_single_sequences_leaves_the_comparison_with_them_out() -> None:
+    gpu = Profile("gpu", "llama-3.1-8b", "cuda", "float16", None, 2)
+    steps = [row for row in honest() if row["kind"] == "batched" and row["batch"] > 1]
+    found = {finding.predicate.name: finding for finding in claim.judge(steps, gpu)}
+    below = found["batched crossover at most n*/B"]
+    assert below.interval is None and below.note == "left out of a quick run"
+
+
 def test_sweeps_lie_around_the_crossings_and_are_cut_to_the_memory() -> None:
     shape = known_shape("llama-3.1-8b")
     asked = around(shape, claim.GPU_SHARES, 0.5, 0.3)

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
 pytest.importorskip("triton")
 
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kernels import ShapeError
 from kernels import batched_gemv as batched_op
 from kernels import batched_sparse_gemv as union_op
 from kernels import quant_gemv as quant_op
 from kernels import silu_product as silu_op
 from kernels.cuda import batched_gemv, batched_sparse_gemv, quant_gemv, silu_product
+from kernels.cuda.batched_gemv import Config
 from kernels.norm import Norm, reference
 from kernels.quantised import Quantised, quantise
 from kernels.selection import Selection
@@ -63,6 +70,54 @@ def test_a_sparse_batch_reads_the_union_and_uses_its_own(device: torch.device, s
     y.fill_(float("nan"))
     launch()
     assert torch.equal(first, y)
+
+
+@pytest.mark.parametrize("chosen", [Config(16, 64, 2, 3, 1), Config(32, 32, 4, 2, 3), Config(64, 16, 4, 4, 7)])
+@pytest.mark.parametrize("masked", [False, True])
+def test_shares_of_the_inputs_are_added(device: torch.device, chosen: Config, masked: bool) -> None:
+    """Blocks past the end of the inputs, tiles past the end of a segment, and shares that hold nothing."""
+    torch.manual_seed(6)
+    batch, depth, segments = 3, 104, (0, 48, 80)
+    x, bias, before = draw(device, batch, depth), draw(device, 80), draw(device, batch, 80)
+    w = draw(device, *((depth, 80) if masked else (80, depth)), dtype=torch.float16)
+    norm = Norm(draw(device, depth), 1e-5)
+    select = chosen_by(device, [0.4, 0.9], segments) if masked else chosen_by(device, [0.0], (0, 80))
+    own = torch.full((batch, 2), -1, dtype=torch.int32, device=device) if masked else None
+    y = before.clone()
+    launch = batched_gemv.bind_product(x, w, y, select, own, bias, norm, True, chosen)
+    launch()
+    read = reference(x.double(), norm)
+    if masked:
+        expected = union_op.reference(read, w.double(), select.thresholds.double(), segments, bias.double())
+        assert select.kept.tolist() == union_op.union(read, select.thresholds)
+    else:
+        expected = batched_op.reference(read, w.double(), bias.double())
+    assert error(y, expected + before.double()) < TOLERANCE
+    first, y[:] = y.clone(), before
+    launch()
+    assert torch.equal(first, y)
+
+
+@given(st.integers(1, 60_000), st.integers(1, 200_000), st.integers(1, 160))
+def test_every_input_has_a_program_with_a_bit_for_it(depth: int, outputs: int, processors: int) -> None:
+    c = batched_gemv.config(depth, outputs, processors)
+    each = math.ceil(math.ceil(depth / c.depth) / c.splits)
+    assert each * c.splits * c.depth >= depth and each <= batched_gemv.WORD
+
+
+def test_channels_that_nobody_activates_are_not_read(device: torch.device) -> None:
+    x, w = draw(device, 4, 256), draw(device, 256, 64, dtype=torch.float16)
+    x[:, 7] = 1e-3
+    w[7] = float("nan")
+    select, y = chosen_by(device, [0.01], (0, 64)), torch.zeros(4, 64, device=device)
+    own = torch.zeros(4, 1, dtype=torch.int32, device=device)
+    batched_sparse_gemv.bind(x, w, y, select, own, None, None, False)()
+    assert bool(torch.isfinite(y).all())
+
+
+def test_float32_weights_are_refused(device: torch.device) -> None:
+    with pytest.raises(ShapeError, match="float16 and bfloat16"):
+        batched_gemv.bind(draw(device, 2, 16), draw(device, 8, 16), draw(device, 2, 8), None, None, False)
 
 
 def test_inputs_keep_more_bits_than_a_half_has(device: torch.device) -> None:
