@@ -58,19 +58,38 @@ def test_methods_on_the_8b_model_are_judged_as_the_documentation_says() -> None:
     assert round(points["step at 80%"], 2) == 0.13 and round(points["saved on top of SnapKV"], 1) == 33.8
 
 
-def test_composition_and_masked_steps_are_judged_as_the_documentation_says() -> None:
+def test_the_composition_is_judged_as_the_documentation_says() -> None:
+    with opened("h200/llama-3.1-8b-composition") as folder:
+        system, claims = read_json(folder / "system.json"), read_results(folder)["claims"]
+    assert re.fullmatch(r"[0-9a-f]{40}", system["commit"]) and system["gpus"][0]["name"] == "NVIDIA H200"
+    assert {name: claim["verdict"] for name, claim in claims.items()} == {"composition_gain": "reproduced"}
+    findings = claims["composition_gain"]["findings"]
+    points = {f["predicate"]: f["interval"]["point"] for f in findings if f["interval"]}
+    assert round(points["gain of the composition"], 3) == 1.152 and round(points["gain in every block"], 3) == 1.151
+
+
+def test_routed_steps_and_equal_memory_are_judged_as_the_documentation_says() -> None:
     found = {}
-    for name in ("composition", "masked"):
+    for name in ("masked", "equal-memory", "finetuned"):
         with opened(f"h200/llama-3.1-8b-{name}") as folder:
             system, claims = read_json(folder / "system.json"), read_results(folder)["claims"]
         assert re.fullmatch(r"[0-9a-f]{40}", system["commit"]) and system["gpus"][0]["name"] == "NVIDIA H200"
         found |= claims
-    verdicts = {name: claim["verdict"] for name, claim in found.items()}
-    assert verdicts == {
-        "composition_gain": "reproduced", "token_routing": "inconclusive", "sats_finetuned": "contradicted",
-    }  # fmt: skip
-    points = {
-        f["predicate"]: f["interval"]["point"] for claim in found.values() for f in claim["findings"] if f["interval"]
-    }
-    assert round(points["gain of the composition"], 3) == 1.152 and round(points["gain in every block"], 3) == 1.151
-    assert round(points["faster than dense"], 2) == 0.99 and round(points["fused beats separate products"], 2) == 0.93
+    assert found["token_routing"]["verdict"] == found["catekv_efficiency"]["verdict"] == "reproduced"
+    assert found["sats_finetuned"]["verdict"] == "inconclusive"
+    findings = {f["predicate"]: f for claim in found.values() for f in claim["findings"] if f["interval"]}
+    least = findings["faster than dense"]
+    assert least["interval"]["n"] == 7 and round(least["interval"]["point"], 2) == 1.04
+    static = least["extra"]["dense over static, Llama-3.1-8B, bfloat16"]
+    assert static == pytest.approx(1.145, abs=0.001)
+    equal = findings["throughput at equal memory"]
+    assert (equal["extra"]["dense batch"], equal["extra"]["CateKV batch"]) == (3, 9)
+    assert round(equal["interval"]["point"], 2) == 2.06 and round(equal["extra"]["byte bound here"], 2) == 2.56
+
+
+def test_a_small_model_contradicts_what_the_papers_say_of_large_ones() -> None:
+    with opened("h200/smollm2-135m") as folder:
+        claims = read_results(folder)["claims"]
+    verdicts = {f["predicate"]: f["verdict"] for claim in claims.values() for f in claim["findings"]}
+    assert verdicts["formats differ little, dense"] == verdicts["formats differ little, thresholded"] == "reproduced"
+    assert verdicts["lower perplexity at 50%"] == verdicts["faster than dense"] == "contradicted"
