@@ -1,5 +1,5 @@
-"""GPU backend: the operations of a decode step on one NVIDIA GPU, in Triton; the sparse products of recent GPUs in CUDA
-C++ (`sparse_rows.py`).
+"""GPU backend: the operations of a decode step on one NVIDIA GPU, in Triton; on recent GPUs the sparse products and the
+masked up projection in CUDA C++ (`sparse_rows.py`, `masked_rows.py`; `nvrtc.py` compiles and launches them).
 
 Weights and caches are float16 or bfloat16, for which launches were measured, or float32; products of batches take half
 precision alone. Vectors are float32, sums float32 in a fixed order: two runs give the same bits. No result is
@@ -7,7 +7,8 @@ accumulated with atomics; where several programs share an output, each writes it
 one that arrives last (an integer counter says which) adds them in index order.
 
 Selection needs no launch of its own: every program compares its own slice of x with the threshold as it reads it. Nor
-do norms (applied while reading) and residual additions (on writing).
+do norms (applied while reading) and residual additions (on writing). Products of batches are the exception: one launch
+ahead of each norms the inputs, decides, and leaves them in halves.
 
 Overlap. On compute capability 9.0 and later, launches carry programmatic dependent launch: a kernel starts while its
 predecessor drains, loads the weights that do not depend on it, and waits only before touching its results.

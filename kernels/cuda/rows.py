@@ -1,4 +1,6 @@
-"""What products of batches and of quantised weights share in Triton: norms ahead of the product, silu behind it."""
+"""What stands around products in Triton that do not do it themselves: norms ahead of quantised ones, silu behind them and
+behind those of batches.
+"""
 
 # mypy: disallow-untyped-defs=False
 from __future__ import annotations
