@@ -1,5 +1,5 @@
-"""What stands around products in Triton that do not do it themselves: norms ahead of quantised ones, silu behind them and
-behind those of batches.
+"""What stands around products in Triton that do not do it themselves: norms ahead of quantised ones, silu behind both
+quantised ones and those of batches.
 """
 
 # mypy: disallow-untyped-defs=False
