@@ -213,6 +213,12 @@ def test_the_document_inputs_nothing_that_a_record_asks_for(run: Path, tmp_path:
     assert r"\input{/etc" not in text and r"\write18" not in text and "漢" not in text and r"100\%" in text
 
 
+def test_reproduce_holds_the_numbered_findings_of_the_recorded_gpu() -> None:
+    section = docs.h200_list([])
+    assert [int(line.split(".")[0]) for line in section.splitlines() if not line.startswith("   ")] == list(range(1, 11))
+    assert section in (docs.ROOT / "REPRODUCE.md").read_text(encoding="utf-8")
+
+
 def test_generated_documentation_is_up_to_date() -> None:
     """After a change of a claim: `artifact docs`."""
     assert docs.out_of_date() == []

@@ -50,7 +50,7 @@ def generated(root: Path = ROOT) -> dict[Path, str]:
 
 def reproduce(text: str, registry: list[Claim]) -> str:
     """REPRODUCE.md with its generated sections made again. UserError for a section that nothing generates."""
-    makers = {"claims": claim_table, "profiles": profile_table, "sentences": sentence_list}
+    makers = {"claims": claim_table, "profiles": profile_table, "sentences": sentence_list, "h200": h200_list}
 
     def make(found: re.Match[str]) -> str:
         if found[2] not in makers:
@@ -86,6 +86,15 @@ def sentence_list(registry: list[Claim]) -> str:
         for paper, names in by_paper.items()
         if names
     )
+
+
+def h200_list(registry: list[Claim]) -> str:
+    """The numbered findings of docs/h200.md. UserError when there are none."""
+    text = (ROOT / "docs" / "h200.md").read_text(encoding="utf-8")
+    found = re.findall(r"^\d+\. .*\n(?: {3}.*\n)*", text, re.MULTILINE)
+    if not found:
+        raise UserError("docs/h200.md has no numbered findings; restore it")
+    return "".join(found)
 
 
 def minutes(claim: Claim) -> str:
