@@ -215,7 +215,9 @@ def test_the_document_inputs_nothing_that_a_record_asks_for(run: Path, tmp_path:
 
 def test_reproduce_holds_the_numbered_findings_of_the_recorded_gpu() -> None:
     section = docs.h200_list([])
-    assert [int(line.split(".")[0]) for line in section.splitlines() if not line.startswith("   ")] == list(range(1, 11))
+    assert [int(line.split(".")[0]) for line in section.splitlines() if not line.startswith("   ")] == list(
+        range(1, 11)
+    )
     assert section in (docs.ROOT / "REPRODUCE.md").read_text(encoding="utf-8")
 
 
