@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
+from artifact import embedded
 from artifact.cli import main
 from artifact.errors import UserError
 from artifact.measure import quality_cells
+from artifact.profiles import Profile
 from artifact.verbs import quality
 
 
@@ -72,3 +75,34 @@ def test_unused_ratios_do_not_reach_the_configuration() -> None:
 def test_a_missing_model_exits_with_2(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["quality", "--model", "/nowhere/model.gguf"]) == 2
     assert "does not exist" in capsys.readouterr().err
+
+
+def test_a_longbench_task_is_answered_by_the_embedded_model_from_a_local_copy(tmp_path: Path) -> None:
+    record = {"input": "What is the capital of France?", "context": "Paris is the capital of France. " * 20}
+    line = json.dumps(record | {"answers": ["Paris"], "all_classes": None})
+    (tmp_path / "hotpotqa.jsonl").write_text(line + "\n" + line + "\n", encoding="utf-8")
+    profile = Profile("embedded", str(embedded.path()), "cpu", "float32", None, 2)
+    arms = quality._arms("kv", 0.7, 0.5)
+    found = quality.long_tasks(profile, arms, "hotpotqa", str(tmp_path), 1)
+    assert (found["task"], found["records"]) == ("hotpotqa", 1)
+    assert list(found["score"]) == [arm.label for arm in arms] and found["score"]["dense"] > 0
+    with pytest.raises(UserError, match="no LongBench task is called 'hotpot'"):
+        quality.long_tasks(profile, arms, "hotpot", str(tmp_path), 1)
+    with pytest.raises(UserError, match=r"qasper\.jsonl cannot be read"):
+        quality.long_tasks(profile, arms, "qasper", str(tmp_path), 1)
+
+
+def test_the_card_prints_longbench_only_where_it_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+
+    def long_tasks(profile: Any, arms: Any, *rest: Any) -> dict[str, Any]:
+        asked.append(rest)
+        return {"task": "hotpotqa", "records": 3, "score": {"dense": 0.25, "kv30-snapkv": 0.125}}
+
+    monkeypatch.setattr(quality, "long_tasks", long_tasks)
+    options = ["--mode", "kv", "--longbench", "hotpotqa", "--longbench-folder", "data", "--longbench-records", "3"]
+    result = CliRunner().invoke(quality.command, options, standalone_mode=False)
+    assert asked == [("hotpotqa", "data", 3)]
+    assert "LongBench hotpotqa, dense: 25.0 over 3 records" in result.output
+    assert json.loads(result.output.splitlines()[-1])["longbench"]["records"] == 3
+    assert "LongBench" not in CliRunner().invoke(quality.command, ["--mode", "kv"], standalone_mode=False).output

@@ -88,12 +88,12 @@ def _answer(
     """Generate greedily from the last prompt token; the cache is rolled back afterwards."""
     steps = answer_tokens(prompt)
     branch = configurations.bind(arm, bench.weights, bench.calibration, cache, queries, steps)
-    generated, r_p = _generate(bench, prompt.tokens, cache, branch, steps)
+    generated, r_p = generate(bench, prompt.tokens, cache, branch, steps)
     configurations.check_r_p(arm, r_p, ANSWER_R_P_TOLERANCE)
     return generated, branch, r_p
 
 
-def _generate(
+def generate(
     bench: Workbench, tokens: torch.Tensor, cache: KVCache, branch: Branch, steps: int
 ) -> tuple[list[int], float]:
     """Read tokens[cache.tokens:-1] under the branch, then decode `steps` greedy tokens, on the cache's spare slots.
@@ -139,7 +139,7 @@ def _second_turn(
     selections = [arm for arm in arms if arm.method == "snapkv" and arm.r_p == 1]
     for arm in [*(arm for arm in arms if arm.kind == "dense"), *selections]:
         branch = configurations.bind(arm, bench.weights, bench.calibration, cache, queries, reserve)
-        generated, r_p = _generate(bench, second.tokens, cache, branch, steps)
+        generated, r_p = generate(bench, second.tokens, cache, branch, steps)
         yield _row(bench, second, arm, (generated, branch, r_p), 2, "stale")
     rescored = _continue_to(bench, cache, second.tokens[:-1], len(prompt.tokens) - ROWS)
     for arm in selections:

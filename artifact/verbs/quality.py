@@ -27,6 +27,13 @@ MODES = ("dense", "projection", "kv", "window", "both")
 @click.option(
     "--placements", type=click.IntRange(min=0), default=4, show_default=True, help="Per retrieval test; 0 skips them."
 )
+@click.option(
+    "--longbench", metavar="TASK", help="Also a LongBench task by its own prompt and metric, such as hotpotqa."
+)
+@click.option("--longbench-folder", metavar="DIR", help="Where TASK.jsonl lies; default: the hub, or what is cached.")
+@click.option(
+    "--longbench-records", type=click.IntRange(min=1), default=10, show_default=True, help="The first of them."
+)
 @click.option("--json", "as_json", is_flag=True, help="Only the JSON line on standard output.")
 def command(
     model: str | None,
@@ -38,6 +45,9 @@ def command(
     scored: int,
     windows: int,
     placements: int,
+    longbench: str | None,
+    longbench_folder: str | None,
+    longbench_records: int,
     as_json: bool,
 ) -> int:
     """Print perplexity and retrieval of one configuration beside dense decoding."""
@@ -47,6 +57,9 @@ def command(
     profile = profiles.choose("embedded", model, text)
     profiles.check_model(profile)
     found = evaluate(profile, mode, r_p, r_kv, Protocol(context, scored, windows), placements)
+    if longbench is not None:
+        arms = _arms(mode, r_p, r_kv)
+        found["longbench"] = long_tasks(profile, arms, longbench, longbench_folder, longbench_records)
     if not as_json:
         _card(found)
     click.echo(json.dumps(found, sort_keys=True, separators=(",", ":")))
@@ -60,8 +73,8 @@ def evaluate(profile: Any, mode: str, r_p: float, r_kv: float, protocol: Any, pl
     """
     from artifact.measure import quality, quality_cells
 
-    arm = configuration(mode, r_p, r_kv)
-    arms = [configuration("dense", 1.0, 1.0)] + ([arm] if arm.kind != "dense" else [])
+    arms = _arms(mode, r_p, r_kv)
+    arm = arms[-1]
     request = quality_cells.profile_params(profile) | {"arms": [one.record() for one in arms]}
     window_request = {
         "context": protocol.context_tokens,
@@ -84,6 +97,34 @@ def evaluate(profile: Any, mode: str, r_p: float, r_kv: float, protocol: Any, pl
         "text": own["text"],
     }
     return found | {"retrieval": _retrieval(request, protocol.context_tokens, placements)}
+
+
+def _arms(mode: str, r_p: float, r_kv: float) -> list[Any]:
+    """Dense decoding and, where it is another, the configuration asked for."""
+    arm = configuration(mode, r_p, r_kv)
+    return [configuration("dense", 1.0, 1.0)] + ([arm] if arm.kind != "dense" else [])
+
+
+def long_tasks(profile: Any, arms: list[Any], task: str, folder: str | None, records: int) -> dict[str, Any]:
+    """Mean score of a LongBench task by configuration. UserError for an unknown task or data that cannot be had."""
+    from pathlib import Path
+
+    from artifact.measure.longbench_answers import ask
+    from artifact.measure.quality_cells import profile_params
+    from artifact.measure.workbench import open_workbench
+    from artifact.tasks import longbench
+
+    place = None if folder is None else Path(folder)
+    longbench.load(task, place, 1)  # before the model: a wrong name costs nothing
+    params = profile_params(profile)
+    bench = open_workbench(
+        params["model"], params["text"], params["device"], params["dtype"], lambda share, doing: None
+    )
+    scores: dict[str, list[float]] = {}
+    for row in ask(bench, task, place, records, arms):
+        scores.setdefault(row["label"], []).append(row["score"])
+    means = {label: sum(own) / len(own) for label, own in scores.items()}
+    return {"task": task, "records": len(scores["dense"]), "score": means}
 
 
 def configuration(mode: str, r_p: float, r_kv: float) -> Any:
@@ -133,4 +174,7 @@ def _card(found: dict[str, Any]) -> None:
             total = sum(outcomes.values())
             others = ", ".join(f"{count} {name}" for name, count in sorted(outcomes.items()) if name != "right")
             click.echo(f"{test}, {arm}: {outcomes.get('right', 0)} of {total} right{f', {others}' if others else ''}")
+    long = found.get("longbench", {})
+    for arm, score in long.get("score", {}).items():
+        click.echo(f"LongBench {long['task']}, {arm}: {100 * score:.1f} over {long['records']} records")
     click.echo(found["text"])
