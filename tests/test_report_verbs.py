@@ -231,6 +231,10 @@ def test_drift_is_noticed_and_mended(tmp_path: Path, monkeypatch: pytest.MonkeyP
         shutil.copyfile(ROOT / name, tmp_path / name)
     shutil.copytree(ROOT / docs.APPENDIX, tmp_path / docs.APPENDIX)
     monkeypatch.setattr(docs, "ROOT", tmp_path)
+    with pytest.raises(UserError, match=r"docs/h200\.md has no numbered findings"):
+        docs.generated(tmp_path)
+    (tmp_path / "docs").mkdir()
+    shutil.copyfile(ROOT / "docs" / "h200.md", tmp_path / "docs" / "h200.md")
     text = (tmp_path / "REPRODUCE.md").read_text()
     (tmp_path / "REPRODUCE.md").write_text(
         text.replace("`artifact verify crossover` |", "`artifact verify crossing` |")
