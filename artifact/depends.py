@@ -27,6 +27,7 @@ MEASURING = (
     "claims/_*.py",
     "kernels/**/*.py",
     "kernels/**/*.cu",
+    "kernels/**/*.cuh",
 )
 _VIEWS = (
     "campaign",

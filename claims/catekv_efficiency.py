@@ -53,7 +53,7 @@ CLAIM = Claim(
     paper="catekv",
     place="section 4, Efficiency",
     needs="a model; 5 GB of memory (embedded) or a CUDA GPU (gpu: 140 GB for both batches of 80 GB at 128K)",
-    minutes={"embedded": "3 (quick: 1)", "gpu": "10", "paper": "25"},
+    minutes={"embedded": "3 (quick: 1)", "gpu": "3", "paper": "25"},
     tables=("catekv_efficiency", "which_sparsity"),
     predicates=(
         Predicate(

@@ -49,7 +49,7 @@ CLAIM = Claim(
     paper="sats",
     place="Tables 3, 4 and 7",
     needs="a model with trained weights and its tokenizer (speed alone: a CUDA GPU); 5 GB of memory",
-    minutes={"embedded": "3 (quick: 1)", "gpu": "10", "paper": "80"},
+    minutes={"embedded": "3 (quick: 1)", "gpu": "6 (quick: 2.5)", "paper": "80"},
     tables=("sats_table3", "sats_table4", "sats_table7"),
     predicates=(
         *(

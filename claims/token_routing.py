@@ -45,7 +45,7 @@ CLAIM = Claim(
     paper="sats",
     place="equations 11 to 14, Tables 6 and 8",
     needs="a model with trained weights and its tokenizer (speed alone: a CUDA GPU); 3 GB of memory",
-    minutes={"embedded": "3 (quick: 0.7)", "gpu": "10", "paper": "60"},
+    minutes={"embedded": "3 (quick: 0.7)", "gpu": "4", "paper": "60"},
     tables=("sats_table6", "sats_table8"),
     predicates=(
         Predicate(

@@ -18,7 +18,7 @@ is read from small integer tensors, so the same list serves every step and can b
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING
 
@@ -37,6 +37,18 @@ class ShapeError(ValueError):
     """A tensor whose shape or dtype the operation is not defined for; the message names the tensor and what was
     expected.
     """
+
+
+def in_order(launches: Sequence[Launch]) -> Launch:
+    """Return one launch that makes these one after the other."""
+    if len(launches) == 1:
+        return launches[0]
+
+    def run() -> None:
+        for launch in launches:
+            launch()
+
+    return run
 
 
 def backend(op: str, tensor: torch.Tensor) -> ModuleType:

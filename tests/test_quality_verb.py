@@ -14,6 +14,7 @@ from artifact.cli import main
 from artifact.errors import UserError
 from artifact.measure import quality_cells
 from artifact.profiles import Profile
+from artifact.tasks import longbench
 from artifact.verbs import quality
 
 
@@ -83,17 +84,27 @@ def test_a_longbench_task_is_answered_by_the_embedded_model_from_a_local_copy(tm
     (tmp_path / "hotpotqa.jsonl").write_text(line + "\n" + line + "\n", encoding="utf-8")
     profile = Profile("embedded", str(embedded.path()), "cpu", "float32", None, 2)
     arms = quality._arms("kv", 0.7, 0.5)
-    found = quality.long_tasks(profile, arms, "hotpotqa", str(tmp_path), 1)
+    found = quality.long_tasks(profile, arms, "hotpotqa", tmp_path, 1)
     assert (found["task"], found["records"]) == ("hotpotqa", 1)
     assert list(found["score"]) == [arm.label for arm in arms] and found["score"]["dense"] > 0
-    with pytest.raises(UserError, match="no LongBench task is called 'hotpot'"):
-        quality.long_tasks(profile, arms, "hotpot", str(tmp_path), 1)
-    with pytest.raises(UserError, match=r"qasper\.jsonl cannot be read"):
-        quality.long_tasks(profile, arms, "qasper", str(tmp_path), 1)
+
+
+@pytest.mark.parametrize(
+    ("task", "said"),
+    [("hotpot", "no LongBench task is called 'hotpot'"), ("qasper", r"qasper\.jsonl cannot be read")],
+)
+def test_a_longbench_task_that_cannot_be_had_costs_no_scoring(
+    task: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(quality, "evaluate", lambda *_: pytest.fail("windows were scored first"))
+    with pytest.raises(UserError, match=said):
+        quality.command(["--longbench", task, "--longbench-folder", str(tmp_path)], standalone_mode=False)
 
 
 def test_the_card_prints_longbench_only_where_it_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
+    loaded: list[Any] = []
+    monkeypatch.setattr(longbench, "load", lambda *task: loaded.append(task))
 
     def long_tasks(profile: Any, arms: Any, *rest: Any) -> dict[str, Any]:
         asked.append(rest)
@@ -102,7 +113,7 @@ def test_the_card_prints_longbench_only_where_it_was_asked_for(monkeypatch: pyte
     monkeypatch.setattr(quality, "long_tasks", long_tasks)
     options = ["--mode", "kv", "--longbench", "hotpotqa", "--longbench-folder", "data", "--longbench-records", "3"]
     result = CliRunner().invoke(quality.command, options, standalone_mode=False)
-    assert asked == [("hotpotqa", "data", 3)]
+    assert asked == [("hotpotqa", Path("data"), 3)] and loaded == [("hotpotqa", Path("data"), 1)]
     assert "LongBench hotpotqa, dense: 25.0 over 3 records" in result.output
     assert json.loads(result.output.splitlines()[-1])["longbench"]["records"] == 3
     assert "LongBench" not in CliRunner().invoke(quality.command, ["--mode", "kv"], standalone_mode=False).output

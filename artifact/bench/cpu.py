@@ -22,7 +22,7 @@ import click
 import torch
 from tabulate import tabulate
 
-from artifact.bench.cpu_lines import REPEATS, Bench, Line, all_of, timed
+from artifact.bench.cpu_lines import REPEATS, Bench, Line, timed
 from artifact.bench.cpu_projections import KEEP, projection_lines
 from artifact.engine import models
 from artifact.engine.cache import KVCache
@@ -31,7 +31,7 @@ from artifact.engine.models import Weights
 from artifact.kv.window import Window
 from artifact.projection import teal
 from artifact.shapes import Shape
-from kernels import Launch, attention
+from kernels import Launch, attention, in_order
 
 TARGETS = {"attention": 0.75, "step": 0.80}
 
@@ -53,8 +53,8 @@ def attention_lines(bench: Bench, shape: Shape, contexts: list[int]) -> Iterator
 
         target = TARGETS["attention"] if context >= 4096 else None
         moved = sum(attention.bytes_moved(k, lengths) for k, _ in caches)
-        peer = ("torch SDPA", all_of([fused(k, v) for k, v in caches]))
-        yield bench.line(f"attention at {context}", target, all_of(ours), functools.partial(float, moved), peer)
+        peer = ("torch SDPA", in_order([fused(k, v) for k, v in caches]))
+        yield bench.line(f"attention at {context}", target, in_order(ours), functools.partial(float, moved), peer)
 
 
 def step_lines(bench: Bench, weights: Weights, context: int) -> Iterator[Line]:

@@ -79,13 +79,3 @@ def timed(run: Launch) -> float:
     begin = time.perf_counter()
     run()
     return (time.perf_counter() - begin) * 1e3
-
-
-def all_of(launches: list[Launch]) -> Launch:
-    """Return one launch that makes all of them in order."""
-
-    def run() -> None:
-        for launch in launches:
-            launch()
-
-    return run

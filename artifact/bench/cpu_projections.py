@@ -13,10 +13,10 @@ from dataclasses import dataclass
 
 import torch
 
-from artifact.bench.cpu_lines import Bench, Line, all_of
+from artifact.bench.cpu_lines import Bench, Line
 from artifact.engine.models import Layer, Matrix, Weights
 from artifact.shapes import Shape
-from kernels import Launch, gate_up, gemv, sparse_gemv
+from kernels import Launch, gate_up, gemv, in_order, sparse_gemv
 from kernels.selection import Selection
 
 KEEP = 0.5
@@ -51,18 +51,18 @@ def projection_lines(bench: Bench, weights: Weights) -> Iterator[Line]:
     """Dense and sparse lines of the four fused projections over all layers, then of all of them in a step's order."""
     sites = {name: _site(name, [of(layer) for layer in weights.layers], weights.shape) for name, of in SITES.items()}
     for name, one in sites.items():
-        yield bench.line(f"dense {name}", None, all_of(one.dense), one.dense_bytes, ("torch.mv", all_of(one.peer)))
-        yield bench.line(f"sparse {name} at {KEEP:.0%}", None, all_of(one.sparse), one.sparse_bytes)
+        yield bench.line(f"dense {name}", None, in_order(one.dense), one.dense_bytes, ("torch.mv", in_order(one.peer)))
+        yield bench.line(f"sparse {name} at {KEEP:.0%}", None, in_order(one.sparse), one.sparse_bytes)
     every = list(sites.values())
 
-    def in_order(form: Callable[[Site], list[Launch]]) -> Launch:
-        return all_of(list(itertools.chain.from_iterable(zip(*map(form, every), strict=True))))
+    def turned(form: Callable[[Site], list[Launch]]) -> Launch:
+        return in_order(list(itertools.chain.from_iterable(zip(*map(form, every), strict=True))))
 
     def total(size: Callable[[Site], float]) -> Callable[[], float]:
         return lambda: sum(map(size, every))
 
-    peer = ("torch.mv", in_order(lambda site: site.peer))
-    dense, sparse = in_order(lambda site: site.dense), in_order(lambda site: site.sparse)
+    peer = ("torch.mv", turned(lambda site: site.peer))
+    dense, sparse = turned(lambda site: site.dense), turned(lambda site: site.sparse)
     yield bench.line("dense projections", TARGET, dense, total(Site.dense_bytes), peer)
     yield bench.line(f"sparse projections at {KEEP:.0%}", TARGET, sparse, total(Site.sparse_bytes))
 

@@ -16,11 +16,11 @@ import torch
 
 from artifact.engine.cache import KVCache
 from artifact.engine.models import Layer, Matrix, Weights
-from artifact.engine.step import Op, captured, in_order
+from artifact.engine.step import Op, captured
 from artifact.errors import UserError
 from artifact.kv.branch import KVBranch, LayerInputs
 from artifact.projection.thresholds import PROJECTIONS, Thresholds
-from kernels import Launch, attention, batched_gemv, batched_sparse_gemv, silu_product, token
+from kernels import Launch, attention, batched_gemv, batched_sparse_gemv, in_order, silu_product, token
 from kernels.norm import Norm
 from kernels.selection import Selection
 

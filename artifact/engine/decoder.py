@@ -22,12 +22,12 @@ from artifact.engine.attention_paths import OWN, LibraryAttention, backend_name
 from artifact.engine.cache import KVCache, PackedCache
 from artifact.engine.models import Layer, Weights
 from artifact.engine.route import Route
-from artifact.engine.step import Buffers, Op, captured, in_order
+from artifact.engine.step import Buffers, Op, captured
 from artifact.errors import UserError
 from artifact.kv.branch import KVBranch, LayerInputs
 from artifact.projection.branch import Projection, Steps
 from artifact.projection.dense import Dense
-from kernels import Launch, attention, gemv, rope_append, token
+from kernels import Launch, attention, gemv, in_order, rope_append, token
 from kernels.norm import Norm
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
 from artifact.shapes import Shape
-from kernels import Launch
+from kernels import Launch, in_order
 
 
 @dataclass(frozen=True)
@@ -19,17 +19,7 @@ class Op:
     launch: Launch
 
 
-def in_order(launches: Sequence[Launch]) -> Callable[[], object]:
-    """One callable that makes these launches one after the other."""
-
-    def run() -> None:
-        for launch in launches:
-            launch()
-
-    return run
-
-
-def captured(launches: Sequence[Launch]) -> Callable[[], object]:
+def captured(launches: Sequence[Launch]) -> Launch:
     """The replay of a CUDA graph of these launches; each has run before, so that everything is compiled."""
     graph, run = torch.cuda.CUDAGraph(), in_order(launches)
     with torch.cuda.graph(graph):

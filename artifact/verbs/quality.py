@@ -6,6 +6,7 @@ The last line of standard output is one compact JSON object with the same number
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import click
@@ -53,13 +54,17 @@ def command(
     """Print perplexity and retrieval of one configuration beside dense decoding."""
     from artifact import profiles
     from artifact.measure.quality import Protocol
+    from artifact.tasks import longbench as tasks
 
     profile = profiles.choose("embedded", model, text)
     profiles.check_model(profile)
+    place = None if longbench_folder is None else Path(longbench_folder)
+    if longbench is not None:
+        tasks.load(longbench, place, 1)  # before minutes of scoring: a wrong name costs nothing
     found = evaluate(profile, mode, r_p, r_kv, Protocol(context, scored, windows), placements)
     if longbench is not None:
         arms = _arms(mode, r_p, r_kv)
-        found["longbench"] = long_tasks(profile, arms, longbench, longbench_folder, longbench_records)
+        found["longbench"] = long_tasks(profile, arms, longbench, place, longbench_records)
     if not as_json:
         _card(found)
     click.echo(json.dumps(found, sort_keys=True, separators=(",", ":")))
@@ -105,23 +110,18 @@ def _arms(mode: str, r_p: float, r_kv: float) -> list[Any]:
     return [configuration("dense", 1.0, 1.0)] + ([arm] if arm.kind != "dense" else [])
 
 
-def long_tasks(profile: Any, arms: list[Any], task: str, folder: str | None, records: int) -> dict[str, Any]:
+def long_tasks(profile: Any, arms: list[Any], task: str, folder: Path | None, records: int) -> dict[str, Any]:
     """Mean score of a LongBench task by configuration. UserError for an unknown task or data that cannot be had."""
-    from pathlib import Path
-
     from artifact.measure.longbench_answers import ask
     from artifact.measure.quality_cells import profile_params
     from artifact.measure.workbench import open_workbench
-    from artifact.tasks import longbench
 
-    place = None if folder is None else Path(folder)
-    longbench.load(task, place, 1)  # before the model: a wrong name costs nothing
     params = profile_params(profile)
     bench = open_workbench(
         params["model"], params["text"], params["device"], params["dtype"], lambda share, doing: None
     )
     scores: dict[str, list[float]] = {}
-    for row in ask(bench, task, place, records, arms):
+    for row in ask(bench, task, folder, records, arms):
         scores.setdefault(row["label"], []).append(row["score"])
     means = {label: sum(own) / len(own) for label, own in scores.items()}
     return {"task": task, "records": len(scores["dense"]), "score": means}

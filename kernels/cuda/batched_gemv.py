@@ -21,7 +21,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels import Launch, ShapeError
+from kernels import Launch, ShapeError, in_order
 from kernels.cuda.common import (
     arrives_last,
     column_tiles,
@@ -33,7 +33,6 @@ from kernels.cuda.common import (
     wait_for_producer,
     workspace,
 )
-from kernels.cuda.rows import chain
 from kernels.norm import Norm
 from kernels.selection import Selection
 
@@ -215,4 +214,4 @@ def bind_product(
         "ALIGN": math.gcd(16, outputs, *select.segments), "BIASED": bias is not None, "ACCUMULATE": accumulate,
     }  # fmt: skip
     grid = (len(tiles) * c.splits + (segments if masked else 0),)
-    return chain([first, launcher(product, grid, arguments, constants, c.warps, c.stages)])
+    return in_order([first, launcher(product, grid, arguments, constants, c.warps, c.stages)])

@@ -9,20 +9,12 @@
 //
 // Macros: K, WARPS, PIECES, VECTORS (K = 256 PIECES VECTORS), DEPTH, OWNED (most rows of a block), NORMED, RANK, BF16,
 // WIDE (factors of the update are float32, not of the weights' type).
+#include "halves.cuh"
+
 constexpr int THREADS = 32 * WARPS;
 constexpr int TEAMS = WARPS / PIECES;
 constexpr int R = RANK > 0 ? RANK : 1;
 static_assert(K == 256 * PIECES * VECTORS && WARPS % PIECES == 0 && OWNED <= THREADS && RANK <= THREADS, "shapes");
-
-__device__ __forceinline__ void widen(unsigned pair, float& low, float& high) {
-#if BF16
-    low = __uint_as_float(pair << 16);
-    high = __uint_as_float(pair & 0xffff0000u);
-#else
-    asm("{.reg .b16 l, h; mov.b32 {l, h}, %2; cvt.f32.f16 %0, l; cvt.f32.f16 %1, h;}"
-        : "=f"(low), "=f"(high) : "r"(pair));
-#endif
-}
 
 #if WIDE
 using Factor = float;

@@ -17,6 +17,8 @@ import torch
 
 from kernels.cuda.common import SHARED_MEMORY_PERCENT, overlaps
 
+SHARED = "halves.cuh"  # what every source may include
+
 
 @dataclass(frozen=True)
 class Source:
@@ -120,16 +122,16 @@ def _cubin(source: Source, architecture: str) -> bytes:
     from triton.runtime.cache import get_cache_manager
 
     nvrtc = _bindings("nvrtc")
-    text = Path(__file__).with_name(source.file).read_bytes()
+    text, shared = (Path(__file__).with_name(name).read_bytes() for name in (source.file, SHARED))
     options = [f"--gpu-architecture={architecture}".encode(), b"-std=c++17"]
     options += [f"-D{name}={value}".encode() for name, value in source.macros]
     version = _done(nvrtc.nvrtcVersion())
-    key = hashlib.sha256(b"\0".join((text, *options, repr(version).encode()))).hexdigest()
+    key = hashlib.sha256(b"\0".join((text, shared, *options, repr(version).encode()))).hexdigest()
     manager, name = get_cache_manager(key), f"{source.function}.cubin"
     kept = manager.get_file(name)
     if kept is not None:
         return Path(kept).read_bytes()
-    program = _done(nvrtc.nvrtcCreateProgram(text, source.file.encode(), 0, [], []))
+    program = _done(nvrtc.nvrtcCreateProgram(text, source.file.encode(), 1, [shared], [SHARED.encode()]))
     status = nvrtc.nvrtcCompileProgram(program, len(options), options)
     if int(status[0]):
         log = b" " * _done(nvrtc.nvrtcGetProgramLogSize(program))

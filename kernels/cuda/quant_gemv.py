@@ -13,9 +13,9 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels import Launch
+from kernels import Launch, in_order
 from kernels.cuda.common import launcher
-from kernels.cuda.rows import chain, normed
+from kernels.cuda.rows import normed
 from kernels.norm import Norm
 from kernels.quantised import GROUP, Quantised
 from kernels.selection import Selection
@@ -119,8 +119,8 @@ def bind(
     constants = {"K": depth, "ROWS": ROWS, "BIASED": bias is not None, "ACCUMULATE": accumulate}
     grid = (triton.cdiv(outputs, ROWS),)
     if weight.bits == 8:
-        return chain([*launches, launcher(_dense8, grid, arguments, constants | {"DEPTH": DEPTH}, WARPS)])
-    return chain([*launches, launcher(_dense4, grid, arguments, constants | {"HALF": GROUP // 2}, WARPS)])
+        return in_order([*launches, launcher(_dense8, grid, arguments, constants | {"DEPTH": DEPTH}, WARPS)])
+    return in_order([*launches, launcher(_dense4, grid, arguments, constants | {"HALF": GROUP // 2}, WARPS)])
 
 
 def bind_sparse(
@@ -143,4 +143,4 @@ def bind_sparse(
         "K": weight.inputs, "GROUP": GROUP, "COLUMNS": COLUMNS, "FOUR": weight.bits == 4, "BIASED": bias is not None,
         "ACCUMULATE": accumulate,
     }  # fmt: skip
-    return chain([*launches, launcher(_sparse, (len(tiles),), arguments, constants, WARPS)])
+    return in_order([*launches, launcher(_sparse, (len(tiles),), arguments, constants, WARPS)])

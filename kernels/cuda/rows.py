@@ -54,15 +54,3 @@ def silu(both: torch.Tensor, act: torch.Tensor) -> Callable[[], object]:
     batch, width = act.shape
     constants = {"BLOCK": 1024, "OVERLAP": overlaps(act)}
     return launcher(_silu, (batch, triton.cdiv(width, 1024)), (both, act, width), constants, 4)
-
-
-def chain(launches: list[Callable[[], object]]) -> Callable[[], object]:
-    """Return one callable that runs the launches in order."""
-    if len(launches) == 1:
-        return launches[0]
-
-    def run() -> None:
-        for launch in launches:
-            launch()
-
-    return run

@@ -8,6 +8,8 @@
 //
 // Macros: K, SLICE (channels a block scans: K, or 1 / CLUSTER of them), PARTS, NORMED, ACCUMULATE, BIASED, BF16,
 // COLUMNS, CLUSTER, WARPS, DEPTH (stages), ROWS (of a warp's rows per stage).
+#include "halves.cuh"
+
 constexpr int THREADS = 32 * WARPS;
 constexpr int QUADS = (SLICE / 4 + THREADS - 1) / THREADS;   // groups of four channels that a thread decides over
 constexpr int WORDS = 4 * QUADS * WARPS;                     // of 32 decisions
@@ -38,16 +40,6 @@ __device__ __forceinline__ int quad_of(int place, int rank) {
 
 __device__ __forceinline__ unsigned shared_address(const void* p) {
     return static_cast<unsigned>(__cvta_generic_to_shared(p));
-}
-
-__device__ __forceinline__ void widen(unsigned pair, float& low, float& high) {
-#if BF16
-    low = __uint_as_float(pair << 16);
-    high = __uint_as_float(pair & 0xffff0000u);
-#else
-    asm("{.reg .b16 l, h; mov.b32 {l, h}, %2; cvt.f32.f16 %0, l; cvt.f32.f16 %1, h;}"
-        : "=f"(low), "=f"(high) : "r"(pair));
-#endif
 }
 
 // Write to the same variable of another block of the cluster.

@@ -85,7 +85,7 @@ def test_the_path_of_the_next_token_is_known_when_a_step_ends(
         seen.append(decoder.takes_branch())
         assert seen[-1] == bool(table[tokens[position]])
         decoder.step()
-    assert True in seen and False in seen
+    assert set(seen) == {True, False}
     for token in (3, 4, 6):
         tokens[decoder.cache.tokens] = token
         assert decoder.takes_branch() == bool(table[token])

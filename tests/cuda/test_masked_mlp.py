@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
 pytest.importorskip("triton")
 
+from kernels import Launch
 from kernels import masked_mlp as op
 from kernels.cuda import masked_mlp
 from kernels.cuda.masked_mlp import Config
@@ -61,15 +64,22 @@ def test_more_programs_than_are_gathered_at_a_time(device: torch.device) -> None
     assert error(act, expected) < TOLERANCE and int(kept[0]) == int((expected[:width] != 0).sum())
 
 
-def test_nan_passes_and_a_dropped_row_is_never_read(device: torch.device) -> None:
+def nan_passes_and_a_dropped_row_is_never_read(
+    bind: Callable[..., Launch], device: torch.device, width: int, depth: int
+) -> None:
+    """Of any form of this operation: a weight row that is NaN under a gate near 0, then a gate that is NaN."""
     torch.manual_seed(7)
-    gate, x, w = draw(device, 24), draw(device, 64), draw(device, 24, 64, dtype=torch.float16)
+    gate, x, w = draw(device, width), draw(device, depth), draw(device, width, depth, dtype=torch.float16)
     gate[7], w[7] = 1e-6, float("nan")
     kept, limit = torch.zeros(1, dtype=torch.int32, device=device), torch.tensor([0.01], device=device)
-    act = torch.zeros(24, device=device)
-    launch = masked_mlp.bind(gate, x, w, act, limit, kept, None, None)
+    act = torch.zeros(width, device=device)
+    launch = bind(gate, x, w, act, limit, kept, None, None)
     launch()
     assert bool(torch.isfinite(act).all())
     gate[9] = float("nan")
     launch()
     assert bool(torch.isnan(act[9])) and int(torch.isnan(act).sum()) == 1
+
+
+def test_nan_passes_and_a_dropped_row_is_never_read(device: torch.device) -> None:
+    nan_passes_and_a_dropped_row_is_never_read(masked_mlp.bind, device, 24, 64)

@@ -17,7 +17,7 @@ from kernels.cuda import masked_rows, nvrtc
 from kernels.cuda.masked_rows import PIECE, WIDEST, Config
 from kernels.masked_mlp import LowRank
 from kernels.norm import Norm
-from tests.cuda.test_masked_mlp import TOLERANCE, low_rank, wide
+from tests.cuda.test_masked_mlp import TOLERANCE, low_rank, nan_passes_and_a_dropped_row_is_never_read, wide
 from tests.cuda.test_projections import draw, error, normed
 from tests.cuda.test_sparse_rows import needs_gpu
 
@@ -87,14 +87,4 @@ def test_masked_rows_equal_float64_and_themselves(
 
 @needs_gpu
 def test_nan_passes_and_a_dropped_row_is_never_read() -> None:
-    device = torch.device("cuda")
-    gate, x, w = draw(device, 300), draw(device, 256), draw(device, 300, 256, dtype=torch.float16)
-    gate[7], w[7] = 1e-6, float("nan")
-    kept, limit = torch.zeros(1, dtype=torch.int32, device=device), torch.tensor([0.01], device=device)
-    act = torch.zeros(300, device=device)
-    launch = masked_rows.bind(gate, x, w, act, limit, kept, None, None)
-    launch()
-    assert bool(torch.isfinite(act).all())
-    gate[9] = float("nan")
-    launch()
-    assert bool(torch.isnan(act[9])) and int(torch.isnan(act).sum()) == 1
+    nan_passes_and_a_dropped_row_is_never_read(masked_rows.bind, torch.device("cuda"), 300, 256)
