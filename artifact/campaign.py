@@ -1,7 +1,7 @@
 """Runs cells one after another, each in a process of its own, and keeps what each one came to.
 
-A timed cell of a full run starts a fresh interpreter; any other is forked from one that has loaded the libraries
-(`fork_server`).
+A cell that asks for it starts a fresh interpreter in a full run; any other is forked from one that has loaded the
+libraries and the model (`fork_server`).
 
 A crash, a hang, an exhausted memory or a kill is that cell's error; the others go on. Nothing here knows what a cell
 measures.
@@ -141,7 +141,7 @@ def keep(run: Run, cell: Cell, result: CellResult) -> CellResult:
 
 def run_local(cell: Cell, profile: Profile, run: Run) -> CellResult:
     """The cell in a process of this machine, its progress shown by the run."""
-    return measure_here(cell, profile, run.progress, may_fork=run.quick or not cell.timed)
+    return measure_here(cell, profile, run.progress, may_fork=run.quick or not cell.fresh)
 
 
 def measure_here(cell: Cell, profile: Profile, progress: Progress | None = None, may_fork: bool = False) -> CellResult:
@@ -160,7 +160,8 @@ def _worker(profile: Profile, stderr: IO[bytes], may_fork: bool) -> Worker:
     environment = worker_environment(profile)
     if may_fork and sys.platform == "linux" and profile.device == "cpu":
         with contextlib.suppress(Unavailable):
-            return _fork_server(environment).worker(stderr)
+            return _fork_server(environment, profile).worker(stderr)
+    _close_fork_server()  # whose weights are memory that a fresh process may need
     return subprocess.Popen(
         [sys.executable, "-m", "artifact.worker"],
         stdin=subprocess.PIPE,
@@ -173,12 +174,13 @@ def _worker(profile: Profile, stderr: IO[bytes], may_fork: bool) -> Worker:
     )
 
 
-def _fork_server(environment: dict[str, str]) -> ForkServer:
+def _fork_server(environment: dict[str, str], profile: Profile) -> ForkServer:
     """The server of this process, started with the first cell that wants it."""
     global _server
-    if _server is None or not _server.serves(environment):
+    held = (profile.model, profile.dtype)
+    if _server is None or not _server.serves(environment, held):
         _close_fork_server()
-        _server = ForkServer(environment, str(ROOT))
+        _server = ForkServer(environment, str(ROOT), held)
     return _server
 
 

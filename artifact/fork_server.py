@@ -1,12 +1,13 @@
-"""Workers forked from one process that has loaded the libraries, for cells whose rows hold no times.
+"""Workers forked from one process that has loaded the libraries and the model.
 
-A fresh interpreter spends 4 to 9 seconds on imports before a cell begins, more than many cells measure. A forked
-worker has them already; what it loads, computes and allocates is its own. Blocks of timings must not share a layout
-of code and libraries, so in a full run they are never forked.
+A fresh interpreter spends 2 to 9 seconds on imports and another on the weights before a cell begins, more than many
+cells measure. A forked worker has both already; whatever else it loads, computes and allocates is its own. Blocks that
+are forked share one placement of code, libraries and weights in memory; a cell whose blocks must not asks for a fresh
+process (`Cell.fresh`).
 
-The server, `python -m artifact.fork_server FD`, takes requests on a socket: the worker's standard input, output and
-error as descriptors, answered by {"pid": n}; when a worker has ended it says {"ended": n, "status": code}. It starts
-no thread before it forks, and ends with the socket. Linux only.
+The server, `python -m artifact.fork_server FD MODEL DTYPE`, takes requests on a socket: the worker's standard input,
+output and error as descriptors, answered by {"pid": n}; when a worker has ended it says {"ended": n, "status": code}.
+It starts no thread before it forks, and ends with the socket. Linux only.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from typing import IO
 from artifact import worker
 
 MESSAGE_BYTES = 4096
+HELD_BYTES = 2 << 30  # of weights, in both layouts
 START_S = 120.0  # of loading the libraries and forking; a worker is started instead
 # Packages whose modules cells import, and what of transformers a tokenizer needs.
 PACKAGES = ("artifact.measure", "artifact.engine", "artifact.kv", "artifact.projection", "kernels", "kernels.cpu")
@@ -56,13 +58,14 @@ class Forked:
 class ForkServer:
     """The server's process and what it said of workers that ended."""
 
-    def __init__(self, environment: Mapping[str, str], folder: str) -> None:
-        self.environment = dict(environment)
+    def __init__(self, environment: Mapping[str, str], folder: str, held: tuple[str, str]) -> None:
+        """held: the model's source and the name of its dtype."""
+        self.environment, self.held = dict(environment), held
         self._statuses: dict[int, int] = {}
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "artifact.fork_server", str(theirs.fileno())],
+                [sys.executable, "-m", "artifact.fork_server", str(theirs.fileno()), *held],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
@@ -72,9 +75,9 @@ class ForkServer:
                 start_new_session=True,
             )
 
-    def serves(self, environment: Mapping[str, str]) -> bool:
-        """Whether it lives and was started with this environment, which libraries read when they are imported."""
-        return self._process.poll() is None and self.environment == dict(environment)
+    def serves(self, environment: Mapping[str, str], held: tuple[str, str]) -> bool:
+        """Whether it lives and was started for this model in this environment, which libraries read when imported."""
+        return self._process.poll() is None and self.environment == dict(environment) and self.held == held
 
     def worker(self, stderr: IO[bytes]) -> Forked:
         """Fork one. Raises Unavailable when the server could not be started or has ended."""
@@ -135,6 +138,7 @@ def main() -> int:
     connection = socket.socket(fileno=int(sys.argv[1]))
     os.close(os.pidfd_open(os.getpid()))  # old kernels and some containers refuse it: better now than behind a fork
     preload()
+    hold(*sys.argv[2:4])
     workers: dict[int, int] = {}  # process id by its descriptor, which becomes readable when the process ends
     with selectors.DefaultSelector() as waiting:
         waiting.register(connection, selectors.EVENT_READ)
@@ -185,6 +189,26 @@ def preload() -> None:
         cpu_target.target_context.refresh()
     gc.collect()
     gc.freeze()  # collections in a worker would otherwise copy every page that holds an object
+
+
+def hold(model: str, dtype: str) -> None:
+    """Load a model that is not too large to keep, by one thread: a fork would lose the others.
+
+    Raises SystemExit when a library has started threads all the same (one that converts a GGUF read for the first time
+    may); the next server finds it converted.
+    """
+    import torch
+
+    from artifact.engine import models
+    from artifact.errors import UserError
+
+    threads, before = torch.get_num_threads(), len(os.listdir("/proc/self/task"))
+    torch.set_num_threads(1)
+    with contextlib.suppress(UserError):  # the worker that needs it will say so
+        models.hold(model, getattr(torch, dtype), HELD_BYTES)
+    torch.set_num_threads(threads)
+    if len(os.listdir("/proc/self/task")) > before:
+        raise SystemExit(f"loading {model} has started threads")
 
 
 def become_worker(streams: list[int], others: list[int]) -> None:

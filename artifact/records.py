@@ -33,7 +33,8 @@ QUICK_BUDGET_S, FULL_BUDGET_S = 120.0, 360.0  # of one claim
 class Cell:
     """One measurement in one process: `task` ("module:function") is called with `params` and yields rows.
 
-    timed: its rows hold times, which a full run measures in a freshly started process.
+    fresh: a full run measures it in a freshly started interpreter, which shares no placement of code and weights with
+    another block's; other cells may be forked (`fork_server`).
     """
 
     claim: str
@@ -42,7 +43,7 @@ class Cell:
     params: dict[str, Any]
     block: int = 0
     timeout_s: float = 900.0
-    timed: bool = True
+    fresh: bool = False
 
 
 @dataclass(frozen=True)

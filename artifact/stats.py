@@ -1,6 +1,6 @@
 """Intervals over blocks and the three-way judgement of an interval against an acceptance region.
 
-Knows numbers only: no claims, no files, no clocks. A block is one fresh process; blocks are the unit of independence,
+Knows numbers only: no claims, no files, no clocks. A block is one process; blocks are the unit of independence,
 steps inside a block are not. For the few blocks of a timing claim use `block_interval` over one estimate per block: a
 percentile bootstrap of so few is too narrow, and so is Student's t when a clock has two states (docs/judge-rates.md).
 """

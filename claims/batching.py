@@ -133,7 +133,7 @@ def measure(run: Run) -> None:
         batches, context = (QUICK_BATCHES, QUICK_CONTEXT) if run.quick else (BATCHES, CONTEXT)
         common = profile_params(run.profile) | {"batches": list(batches), "context": context, "r_p": R_P}
         counts = [common | {"steps": COUNTED_STEPS, "first": block * max(batches)} for block in range(blocks)]
-        run.measure([Cell(NAME, f"union-{block}", UNION, own, block, timed=False) for block, own in enumerate(counts)])
+        run.measure([Cell(NAME, f"union-{block}", UNION, own, block) for block, own in enumerate(counts)])
     _timed(run, blocks)
 
 

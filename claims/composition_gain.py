@@ -3,7 +3,7 @@
 The paper: at every budget that admits projection sparsity, the fastest configuration is a composition, 14 to 26%
 faster than the best single branch, in every block; every selected configuration passes the retrieval tests. Measured
 here: perplexity of a grid of settings on fixed windows; a timing screen that picks, within each budget, the fastest
-single branch and the fastest composition; then fresh processes that time the picks again, and retrieval of the picks.
+single branch and the fastest composition; then new processes that time the picks again, and retrieval of the picks.
 Budgets are the paper's, as shares of dense perplexity, and wider ones for a model that loses more.
 
 Synthetic weights of a paper's dimensions have no perplexity: there the settings that a budget admits are those of the
@@ -41,7 +41,7 @@ PAPER_BUDGETS = tuple(PAPER[f"budget.{size}"].value / DENSE_PPL for size in ("0.
 BUDGETS = (*PAPER_BUDGETS, 0.25, 0.4)
 LEAST_GAIN = 1 + PAPER["composition.a100.low"].value / 100
 BLOCKS, QUICK_BLOCKS = 7, 3
-STEPS, QUICK_STEPS, SCREEN_STEPS = 20, 12, 12
+STEPS = 12
 GROUP = 5  # members beside dense that are alive together: each holds a cache of its own
 EVERYWHERE = frozenset(NAMES)
 # On a model for which the selection is not free, a tight budget buys so little of both branches that 14% is out of
@@ -108,7 +108,7 @@ CLAIM = Claim(
 
 
 def measure(run: Run) -> None:
-    """Perplexity of the grid, the timing screen, then the picks again in fresh blocks and on retrieval prompts."""
+    """Perplexity of the grid, the timing screen, then the picks again in new blocks and on retrieval prompts."""
     from artifact.measure.cells import is_name
     from artifact.measure.crossing_cells import fitting_context
     from artifact.measure.quality_cells import answer_cell, prompts_of, score_windows
@@ -124,11 +124,11 @@ def measure(run: Run) -> None:
         plan = protocol(run)
         score_windows(run, NAME, plan, grid())
         context, note = plan.context_tokens, ""
-    run.measure([timing_cell(run, "screen", groups_of(everything, context), SCREEN_STEPS, 0, note)])
+    run.measure([timing_cell(run, "screen", groups_of(everything, context), STEPS, 0, note)])
     names = composition.to_retime(picked(run.rows(NAME)))
-    blocks, steps = (QUICK_BLOCKS, QUICK_STEPS) if run.quick else (BLOCKS, STEPS)
+    blocks = QUICK_BLOCKS if run.quick else BLOCKS
     for block in range(blocks):
-        run.measure([timing_cell(run, "block", groups_of(names, context), steps, block, note)])
+        run.measure([timing_cell(run, "block", groups_of(names, context), STEPS, block, note)])
     if synthetic:
         return
     arms = [arm for arm in grid() if arm.label in names]
@@ -201,7 +201,7 @@ def scored(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def judge(rows: list[dict[str, Any]], profile: Profile) -> list[Finding]:
-    """Judge the gains of fresh blocks at every budget that admits a composition."""
+    """Judge the gains of the blocks at every budget that admits a composition."""
     predicates = {predicate.name: predicate for predicate in CLAIM.predicates}
     picks = picked(rows)
     blocks = sorted({row["block"] for row in rows if str(row["cell"]).startswith("block-")})

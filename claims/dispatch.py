@@ -3,7 +3,7 @@
 
 The paper prices a mix of chat, long-document questions and agent loops: the gate reaches 1.40x over dense decoding on
 A100 and 1.72x on RTX A6000, always composing 1.40x and 1.69x, so nearly all of the gain is composition. Measured here:
-step times of all modes and the one-time selection, per block a fresh process; every request of the mix is then priced
+step times of all modes and the one-time selection, a process per block; every request of the mix is then priced
 along its generated sequence, with the gate calibrated on other blocks than the one that prices it. The recorded runs
 that ship with the artifact are priced by the same rules. ARTIFACT_REQUEST_MIX=FILE takes another mix.
 

@@ -38,7 +38,7 @@ NAME = "precision"
 PAPER = figures("crossover")
 R_P, R_KV = 0.5, 0.3
 BLOCKS, QUICK_BLOCKS = 7, 3
-STEPS, QUICK_STEPS = 10, 6
+STEPS, QUICK_STEPS = 8, 6
 LONGEST = 7936  # the prefill that the crossing claim makes
 BUDGET_TOKENS = 1024
 # Each with the two contexts of its sweep, which enclose its byte crossover on the embedded model.

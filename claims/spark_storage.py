@@ -108,7 +108,7 @@ def measure(run: Run) -> None:
     run.record(NAME, "motivation", [motivation_row()])
     if run.profile.name != "gpu":
         params = kv_plan.common(run) | {"context": kv_plan.protocol(run).context_tokens, "arms": storage_arms()}
-        run.measure([Cell(NAME, "stored", "artifact.measure.kv_cells:stored", params, timed=False)])
+        run.measure([Cell(NAME, "stored", "artifact.measure.kv_cells:stored", params)])
     # The prefill of the crossing claim serves this one: the same length, so that a run makes it once.
     fit = fitting_context(
         run.profile, 20 if run.quick else 50, lambda n: [[member(n), *(member(n, r_kv=0.9) for _ in timed_arms())]]

@@ -115,7 +115,7 @@ def timed_arms(trained: bool) -> list[Arm]:
 
 
 def measure(run: Run) -> None:
-    """Score the windows under every arm, then time the operating point in fresh processes."""
+    """Score the windows under every arm, then time the operating point, a process a block."""
     from artifact.measure.masked_cells import score_cell
     from artifact.measure.masked_plan import sizes
     from artifact.measure.masked_timing import settings, timing_cell

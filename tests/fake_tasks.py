@@ -31,6 +31,22 @@ def origins(params: Params) -> Iterator[dict[str, Any]]:
     yield {"parent": os.getppid(), "loaded": int("torch" in sys.modules), "columns": os.environ.get("COLUMNS", "")}
 
 
+def loads(params: Params) -> Iterator[dict[str, Any]]:
+    """Whether this process came with the weights of `model`, and how many kernels and threads work in it."""
+    import torch
+
+    from artifact.engine import models
+    from kernels import gemv
+
+    held = len(models._held)
+    weights = models.load(params["model"])
+    matrix = weights.layers[0].o
+    x, y = torch.ones(matrix.w.shape[1]), torch.zeros(matrix.w.shape[0])
+    gemv.bind(x, matrix.w, y)()
+    right = torch.allclose(y, (matrix.w_in.T.double() @ x.double()).float(), atol=1e-5)
+    yield {"parent": os.getppid(), "held": held, "right": int(right), "identity": weights.identity}
+
+
 def held(params: Params) -> Iterator[dict[str, Any]]:
     """Yields a row, says that it is under way by creating `started`, then waits until `release` exists."""
     yield {"i": 0, "value": 0.0}

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ def workers_find_the_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(params=["started", "forked"])
-def timed(request: pytest.FixtureRequest) -> bool:
+def fresh(request: pytest.FixtureRequest) -> bool:
     """Cells of both kinds: a fresh interpreter, or a fork of one that has loaded the libraries."""
     return bool(request.param == "started")
 
@@ -52,9 +53,9 @@ def run(tmp_path: Path) -> Iterator[Run]:
 
 
 def cell(
-    key: str, task: str = "rows", timeout_s: float = PATIENCE_S, block: int = 0, timed: bool = True, **params: Any
+    key: str, task: str = "rows", timeout_s: float = PATIENCE_S, block: int = 0, fresh: bool = True, **params: Any
 ) -> Cell:
-    return Cell("fake", key, f"fake_tasks:{task}", params, block, timeout_s, timed)
+    return Cell("fake", key, f"fake_tasks:{task}", params, block, timeout_s, fresh)
 
 
 def plain(path: Path) -> list[tuple[Any, ...]]:
@@ -98,8 +99,8 @@ def test_rows_come_back_in_order_with_their_columns_and_are_measured_once(run: R
     assert Path(marks).read_text().split() == ["a", "a1"]
 
 
-def test_each_cell_has_a_process_of_its_own(run: Run, timed: bool) -> None:
-    run.measure([cell("a", timed=timed), cell("b", timed=timed)])
+def test_each_cell_has_a_process_of_its_own(run: Run, fresh: bool) -> None:
+    run.measure([cell("a", fresh=fresh), cell("b", fresh=fresh)])
     workers = [group.closing["worker"]["pid"] for group in run.log.groups()]
     assert len(set(workers)) == 2 and os.getpid() not in workers
     assert all(group.closing["peak_bytes"] > 1e6 for group in run.log.groups())
@@ -119,9 +120,9 @@ def test_each_cell_has_a_process_of_its_own(run: Run, timed: bool) -> None:
     ],
 )
 def test_a_cell_that_dies_is_its_own_error_and_the_others_finish(
-    run: Run, task: str, params: dict[str, Any], reason: str, timed: bool
+    run: Run, task: str, params: dict[str, Any], reason: str, fresh: bool
 ) -> None:
-    cells = [cell("before", timed=timed), cell("bad", task, timed=timed, **params), cell("after", timed=timed)]
+    cells = [cell("before", fresh=fresh), cell("bad", task, fresh=fresh, **params), cell("after", fresh=fresh)]
     with pytest.raises(CellError, match=reason) as caught:
         run.measure(cells)
     assert not caught.value.usage
@@ -130,9 +131,9 @@ def test_a_cell_that_dies_is_its_own_error_and_the_others_finish(
     assert recorded.startswith("cell bad: ") and not usage
 
 
-def test_the_record_keeps_the_last_words_of_a_dead_worker(run: Run, timed: bool) -> None:
+def test_the_record_keeps_the_last_words_of_a_dead_worker(run: Run, fresh: bool) -> None:
     with pytest.raises(CellError):
-        run.measure([cell("bad", "leave", timed=timed, status=7)])
+        run.measure([cell("bad", "leave", fresh=fresh, status=7)])
     (group,) = run.log.groups()
     assert "last words on standard error" in group.closing["stderr"]
 
@@ -146,11 +147,11 @@ def test_a_users_mistake_inside_a_worker_stays_a_users_mistake(run: Run) -> None
     assert not caught.value.usage
 
 
-def test_a_hanging_cell_is_stopped_with_its_children(run: Run, tmp_path: Path, timed: bool) -> None:
-    run.measure([cell("before", timed=timed)])
+def test_a_hanging_cell_is_stopped_with_its_children(run: Run, tmp_path: Path, fresh: bool) -> None:
+    run.measure([cell("before", fresh=fresh)])
     child = tmp_path / "child"
     with pytest.raises(CellError, match="no result after 3 s"):
-        run.measure([cell("hung", "hang", timeout_s=3.0, timed=timed, child=str(child)), cell("after", timed=timed)])
+        run.measure([cell("hung", "hang", timeout_s=3.0, fresh=fresh, child=str(child)), cell("after", fresh=fresh)])
     assert {row["cell"] for row in run.rows("fake")} == {"before", "after"}
     assert gone(int(child.read_text()))
 
@@ -162,12 +163,12 @@ def test_a_failed_cell_is_measured_again_on_the_next_call(run: Run) -> None:
     assert errors_of(run.log, "fake") == []
 
 
-def test_what_a_library_prints_is_never_taken_for_a_row(run: Run, timed: bool) -> None:
-    assert [row["i"] for row in run.measure([cell("a", "prints", timed=timed)])] == [0]
+def test_what_a_library_prints_is_never_taken_for_a_row(run: Run, fresh: bool) -> None:
+    assert [row["i"] for row in run.measure([cell("a", "prints", fresh=fresh)])] == [0]
 
 
-def test_thread_counts_are_set_before_anything_heavy_is_imported(run: Run, timed: bool) -> None:
-    (row,) = run.measure([cell("a", "environment", timed=timed)])
+def test_thread_counts_are_set_before_anything_heavy_is_imported(run: Run, fresh: bool) -> None:
+    (row,) = run.measure([cell("a", "environment", fresh=fresh)])
     assert {row[name] for name in row if name.endswith("_THREADS")} == {"1"} and row["torch"] == 1
 
 
@@ -204,13 +205,13 @@ def as_json(key: str, task: str = "rows", **params: Any) -> dict[str, Any]:
     return {"key": key, "task": f"fake_tasks:{task}", "params": params, "timeout_s": PATIENCE_S}
 
 
-def test_timed_cells_of_a_full_run_start_anew_and_all_others_are_forked(tmp_path: Path) -> None:
+def test_cells_of_a_full_run_that_ask_for_it_start_anew_and_all_others_are_forked(tmp_path: Path) -> None:
     found = {}
     for quick in (False, True):
         with Run(tmp_path / str(quick), PROFILE, quick) as run:
             run.start_claim("fake", TESTS / "fake_campaign.py")
-            for timed in (True, False):
-                (found[quick, timed],) = run.measure([cell(f"{timed}", "origins", timed=timed)])
+            for fresh in (True, False):
+                (found[quick, fresh],) = run.measure([cell(f"{fresh}", "origins", fresh=fresh)])
     started = found.pop((False, True))
     assert started["parent"] == os.getpid() and not started["loaded"]
     (server,) = {row["parent"] for row in found.values()}
@@ -221,7 +222,7 @@ def test_forked_workers_outlive_neither_their_server_nor_a_change_of_environment
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def origin(key: str) -> dict[str, Any]:
-        (row,) = run.measure([cell(key, "origins", timed=False)])
+        (row,) = run.measure([cell(key, "origins", fresh=False)])
         return row
 
     first = origin("a")
@@ -234,11 +235,25 @@ def test_forked_workers_outlive_neither_their_server_nor_a_change_of_environment
     assert third["columns"] == "77" and third["parent"] != second["parent"] and gone(second["parent"])
 
 
+def test_forks_come_with_the_model_of_the_run_and_another_model_has_another_server(tmp_path: Path, tiny: Any) -> None:
+    found = []
+    for number, name in enumerate(("llama", "llama", "qwen3")):
+        path = str(tiny(name).path)
+        with Run(tmp_path / f"{number}", replace(PROFILE, model=path)) as run:
+            run.start_claim("fake", TESTS / "fake_campaign.py")
+            found += run.measure([cell("forked", "loads", fresh=False, model=path)])
+            found += run.measure([cell("fresh", "loads", fresh=True, model=path)]) if number == 2 else []
+    first, again, other, started = found
+    assert [row["held"] for row in found] == [1, 1, 1, 0] and all(row["right"] for row in found)
+    assert again == first and other["parent"] != first["parent"] and started["parent"] == os.getpid()
+    assert other["identity"] == started["identity"] != first["identity"]
+
+
 @pytest.mark.parametrize("victim", ["parent", "worker", "interrupt", "terminate"])
-def test_killed_anywhere_the_resumed_run_equals_an_uninterrupted_one(tmp_path: Path, victim: str, timed: bool) -> None:
+def test_killed_anywhere_the_resumed_run_equals_an_uninterrupted_one(tmp_path: Path, victim: str, fresh: bool) -> None:
     started, release = tmp_path / "started", tmp_path / "release"
     held = as_json("b", "held", started=str(started), release=str(release))
-    cells = [one | {"timed": timed} for one in (as_json("a"), held, as_json("c"))]
+    cells = [one | {"fresh": fresh} for one in (as_json("a"), held, as_json("c"))]
     parent = start(tmp_path / "r", cells)
     worker = int(wait_for(started, parent))
     server = psutil.Process(worker).ppid()  # the campaign itself where workers are started

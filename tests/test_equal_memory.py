@@ -58,6 +58,8 @@ def test_the_batches_of_the_papers_card() -> None:
     short = equal_plan.on_card(shape, 131072, kept, 15, 2, 48 << 30)
     assert isinstance(short, equal_plan.Equal) and short.context < 131072 and "no dense batch fits" in short.note
     assert "weights" in str(equal_plan.on_card(shape, 131072, kept, 15, 2, 18 << 30))
+    many = equal_plan.on_card(shape, 16384, kept, 15, 2, 139 << 30)
+    assert many == "dense decoding fills the kernels' 16 sequences at 16,384 tokens; take a larger model"
     tiny = known_shape("smollm2-135m")
     few = equal_plan.small(tiny, 2048, catekv_efficiency.expected_entries(asdict(tiny), 2048), 9, 4, 3)
     assert (few.dense, few.catekv) == (3, 7)

@@ -174,6 +174,19 @@ def test_numbers_too_large_for_the_wanted_type_are_refused(tiny: Tiny, tmp_path:
         models.load(str(path), dtype=torch.float16)
 
 
+def test_held_weights_are_handed_out_and_others_are_loaded(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(models, "_held", {})
+    source = str(tiny("llama").path)
+    shape = tiny("llama").weights.shape
+    size = 2 * 4 * (shape.layers * shape.projection_params + shape.head_params)
+    assert not models.hold(source, torch.float32, size - 1) and not models._held
+    assert models.hold(source, torch.float32, size)
+    held = models.load(source)
+    assert held is models.load(source) and all("w_in" in layer.down.__dict__ for layer in held.layers)
+    assert models.load(source, dtype=torch.bfloat16).dtype == torch.bfloat16
+    assert models.load(str(tiny("qwen3").path)).identity != held.identity
+
+
 def test_synthetic_weights_have_the_exact_shape_and_the_scale_of_trained_ones() -> None:
     shape = Shape("test", 96, 2, 9, 3, 64, 152, 311, 512, False)
     weights = models.synthetic(shape, "cpu", torch.float32)

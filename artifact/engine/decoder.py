@@ -140,8 +140,10 @@ class Decoder:
     def capture(self) -> None:
         """Capture the launches in a CUDA graph, those of base tokens in one of their own.
 
-        The decoder has made a step before, so that everything is compiled.
+        The decoder has made a step before, so that everything is compiled. Raises UserError without room for another.
         """
+        if self._route is not None:
+            self.check_room(1)
         paths = {True: self.ops} if self._route is None else {True: self.ops, False: self._base_ops}
         for taken, ops in paths.items():
             if self._route is not None:  # that step took one path alone
@@ -149,7 +151,12 @@ class Decoder:
             self._run[taken] = captured(_launches(ops))
 
     def _run_and_undo(self, ops: list[Op]) -> None:
-        """Run launches once, then put back every counter; what they wrote to the caches the next step overwrites."""
+        """Run launches once, then put back every counter; what they wrote to the caches the next step overwrites.
+
+        Not so the bounds of pages, which keep the largest of all: raises ValueError for such a branch.
+        """
+        if self.packed is not None and self.packed.per_step:
+            raise ValueError("a step over pages cannot be undone; a routed decoder takes no such KV branch")
         state = [self.cache.position, self.cache.lengths, self._entries_total, self.tokens]
         state += [] if self.packed is None else [self.packed.lengths]
         state += [] if self.projections.counters is None else [self.projections.counters[1]]
@@ -159,7 +166,9 @@ class Decoder:
             one.copy_(before)
 
     def reset_counts(self) -> None:
-        """Start counting anew from the current position."""
+        """Start counting anew from the current position, which another decoder may have left."""
+        if self._route is not None:
+            self._route.forget()
         if self.projections.counters is not None:
             self.projections.counters[1].zero_()
         self._entries_total.zero_()

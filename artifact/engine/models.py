@@ -22,6 +22,7 @@ from kernels.memory import empty, placed
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+_held: dict[tuple[str, str, torch.dtype], Weights] = {}  # by identity, device and dtype
 STORED = (torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -81,9 +82,27 @@ class Weights:
         return self.embedding.device
 
 
+def hold(source: str, dtype: torch.dtype, most_bytes: int) -> bool:
+    """Load a checkpoint into CPU memory for good, in both layouts: `load` hands it out in this process and its forks.
+
+    Returns whether it did: not for one of more than `most_bytes`. Raises UserError like `load`.
+    """
+    shape = open_checkpoint(source).shape
+    if 2 * (shape.layers * shape.projection_params + shape.head_params) * dtype.itemsize > most_bytes:
+        return False
+    weights = load(source, "cpu", dtype)
+    for layer in weights.layers:
+        for matrix in (layer.qkv, layer.o, layer.gate_up, layer.down):
+            _ = matrix.w_in
+    _held[weights.identity, "cpu", dtype] = weights
+    return True
+
+
 def load(source: str, device: str = "cpu", dtype: torch.dtype = torch.float32) -> Weights:
     """Load a Hugging Face directory or GGUF. Raises UserError for missing, misshapen or non-finite tensors."""
     checkpoint = open_checkpoint(source)
+    if (held := _held.get((checkpoint.identity, device, dtype))) is not None:
+        return held
     reader = _Reader(checkpoint, device, dtype)
     shape = checkpoint.shape
     embedding = reader.tensor("model.embed_tokens.weight", (shape.vocab, shape.hidden))

@@ -29,9 +29,14 @@ class Route:
         """Whether the look-up belongs into the step: on a CPU it costs nothing when it is asked for."""
         return self._device.type == "cuda"
 
+    def forget(self) -> None:
+        """Look the next token up anew, whoever wrote it."""
+        self._looked_up = None
+
     def taken(self) -> bool:
-        """Whether the token at `position` takes the branch; looked up anew where someone else than a step wrote to
-        tokens or position.
+        """Whether the token at `position` takes the branch; looked up anew where torch wrote to tokens or position.
+
+        Kernels write unseen: after steps of another decoder over the same tokens, `forget` first.
         """
         if not self.rides:
             self.launch()

@@ -1,7 +1,7 @@
 """Choosing the fastest configuration within a perplexity budget, and what composing gains over the best single branch
 (crossover, section 5.3, Table 4).
 
-Choices are made from a timing screen; gains are taken from fresh blocks, never from the screen that chose.
+Choices are made from a timing screen; gains are taken from later blocks, never from the screen that chose.
 """
 
 from __future__ import annotations

@@ -156,7 +156,7 @@ def block_cell(
     """
     group = [*sweep_group(plan, fit.tokens, "sweep"), *crossing_group(plan, contexts)]
     params = request(profile, [group], plan.steps, fit.tokens, fit.note, order_seed=block)
-    return Cell(plan.claim, f"block-{block}", TASK, params, block)
+    return Cell(plan.claim, f"block-{block}", TASK, params, block, fresh=True)
 
 
 def _ratios(plan: Plan, which: int) -> list[float]:

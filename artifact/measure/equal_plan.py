@@ -77,6 +77,8 @@ def on_card(
         together = both + own * cache_bytes(shape, kept(context), room, item) + aside <= free
         budget = A100_BYTES if together else min(A100_BYTES, free - aside - prefill)
         dense, own = batches(shape, context, kept(context), room, item, budget)
+        if dense == MOST:
+            return f"dense decoding fills the kernels' {MOST} sequences at {context:,} tokens; take a larger model"
         if dense >= FEWEST and own > dense:
             notes = [] if budget == A100_BYTES else [f"{budget / 1e9:.1f} GB in place of the paper's 80"]
             notes += [] if context == longest else [f"{context / K_TOKENS:g}K tokens: no dense batch fits at more"]
@@ -84,4 +86,7 @@ def on_card(
             return Equal(context, dense, own, budget, together, "; ".join(notes))
         context //= 2
     need = weight_bytes(shape, item) / 1e9
-    return f"no batch of {FEWEST} dense sequences of {SHORTEST_TOKENS} tokens fits beside {need:.1f} GB of weights"
+    return (
+        f"no batch of {FEWEST} dense sequences of {SHORTEST_TOKENS} tokens fits beside {need:.1f} GB of weights; "
+        "take a smaller model or a card with more free memory"
+    )

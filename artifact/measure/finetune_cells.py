@@ -58,7 +58,7 @@ def adapter_cell(run: Run, claim: str, sizes: Sizes, arm: Arm, recipe: Recipe) -
     """A cell that finds the adapter of an arm, or trains a short one."""
     params = profile_params(run.profile) | {"sizes": sizes.record(), "arm": arm.record(), "recipe": asdict(recipe)}
     task = "artifact.measure.finetune_cells:found_or_trained"
-    return Cell(claim, f"adapter-{arm.label}", task, params, timeout_s=3600.0, timed=False)
+    return Cell(claim, f"adapter-{arm.label}", task, params, timeout_s=3600.0)
 
 
 def found_or_trained(params: Row) -> Iterator[Row]:

@@ -27,7 +27,7 @@ def format_cell(run: Run, claim: str, sizes: Sizes, arms: Sequence[Arm], stored:
     """A cell that scores every window under every arm with weights in the format `stored`."""
     params = profile_params(run.profile) | {"sizes": sizes.record(), "arms": [arm.record() for arm in arms]}
     task = "artifact.measure.format_cells:scored"
-    return Cell(claim, f"format-{stored}", task, params | {"stored": stored}, timeout_s=7200.0, timed=False)
+    return Cell(claim, f"format-{stored}", task, params | {"stored": stored}, timeout_s=7200.0)
 
 
 def scored(params: Row) -> Iterator[Row]:

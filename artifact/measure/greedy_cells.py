@@ -20,9 +20,7 @@ def score_both(run: Run, claim: str, protocol: Protocol, keeps: Sequence[float])
     common = {**quality_cells.profile_params(run.profile), "windows": protocol.windows}
     common |= {"context": protocol.context_tokens, "scored": protocol.scored_tokens}
     task = "artifact.measure.greedy_cells:scored"
-    cells = [
-        Cell(claim, f"keep-{keep:g}", task, {**common, "keep": keep}, timeout_s=3600.0, timed=False) for keep in keeps
-    ]
+    cells = [Cell(claim, f"keep-{keep:g}", task, {**common, "keep": keep}, timeout_s=3600.0) for keep in keeps]
     return run.measure(cells)
 
 

@@ -56,13 +56,13 @@ def window_cell(run: Run, claim: str, arms: list[Row], stepwise: bool = False) -
     if stepwise:
         size, key = Protocol(size.context_tokens, STEPWISE_TOKENS, STEPWISE_WINDOWS), "stepwise"
     params = {**common(run), "context": size.context_tokens, "scored": size.scored_tokens, "windows": size.windows}
-    return Cell(claim, key, "artifact.measure.kv_cells:scored", params | {"arms": arms}, timeout_s=3600.0, timed=False)
+    return Cell(claim, key, "artifact.measure.kv_cells:scored", params | {"arms": arms}, timeout_s=3600.0)
 
 
 def answer_cell(run: Run, claim: str, key: str, arms: list[Row], needles: list[Row], tracking: list[Row]) -> Cell:
     """Prompts of one kind under all arms."""
     params = {**common(run), "arms": arms, "needles": needles, "tracking": tracking}
-    return Cell(claim, key, "artifact.measure.kv_cells:answered", params, timeout_s=3600.0, timed=False)
+    return Cell(claim, key, "artifact.measure.kv_cells:answered", params, timeout_s=3600.0)
 
 
 def head_cell(run: Run, claim: str) -> Cell:
@@ -71,4 +71,4 @@ def head_cell(run: Run, claim: str) -> Cell:
     if scale(run) == "paper":
         samples, tokens = (2, 8192) if run.quick else (4, 32768)
     params = {**common(run), "samples": samples, "tokens": tokens, "catekv": asdict(catekv(run))}
-    return Cell(claim, "heads", "artifact.measure.kv_cells:identify", params, timeout_s=3600.0, timed=False)
+    return Cell(claim, "heads", "artifact.measure.kv_cells:identify", params, timeout_s=3600.0)

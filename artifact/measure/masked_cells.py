@@ -34,13 +34,13 @@ CHECKED_STEPS, CHECKED_WINDOWS = 8, 3
 def score_cell(run: Run, claim: str, key: str, sizes: Sizes, arms: Sequence[Arm]) -> Cell:
     """A cell that scores every window of the protocol under every arm."""
     params = profile_params(run.profile) | {"sizes": sizes.record(), "arms": [arm.record() for arm in arms]}
-    return Cell(claim, key, "artifact.measure.masked_cells:scored", params, timeout_s=7200.0, timed=False)
+    return Cell(claim, key, "artifact.measure.masked_cells:scored", params, timeout_s=7200.0)
 
 
 def recount_cell(run: Run, claim: str, sizes: Sizes, targets: Sequence[float]) -> Cell:
     """A cell that counts sparsity and local errors of SATS thresholds again."""
     params = profile_params(run.profile) | {"sizes": sizes.record(), "targets": list(targets)}
-    return Cell(claim, "recount", "artifact.measure.masked_cells:recounted", params, timeout_s=7200.0, timed=False)
+    return Cell(claim, "recount", "artifact.measure.masked_cells:recounted", params, timeout_s=7200.0)
 
 
 def opened(params: Row, said: list[Row]) -> MaskedBench:

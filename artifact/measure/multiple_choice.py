@@ -49,7 +49,7 @@ def choice_cell(run: Run, claim: str, sizes: Sizes, arms: Sequence[Arm]) -> Cell
     limit = QUICK_LIMIT if run.quick else None if run.profile.name == "paper" else LIMIT
     params = profile_params(run.profile) | {"sizes": sizes.record(), "arms": [arm.record() for arm in arms]}
     params |= {"tasks": tasks(), "limit": limit}
-    return Cell(claim, "choices", "artifact.measure.multiple_choice:asked", params, timeout_s=7200.0, timed=False)
+    return Cell(claim, "choices", "artifact.measure.multiple_choice:asked", params, timeout_s=7200.0)
 
 
 def asked(params: Row) -> Iterator[Row]:

@@ -45,7 +45,7 @@ def score_windows(run: Run, claim: str, protocol: Protocol, arms: Sequence[Confi
             chosen = list(range(first, min(first + WINDOWS_PER_CELL, protocol.windows)))
             params = {**common, "arms": [arm.record() for arm in own], "chosen": chosen}
             task = "artifact.measure.quality_cells:scored"
-            cells.append(Cell(claim, f"{name}-{first}", task, params, timeout_s=3600.0, timed=False))
+            cells.append(Cell(claim, f"{name}-{first}", task, params, timeout_s=3600.0))
     return run.measure(cells)
 
 
@@ -69,7 +69,6 @@ def answer_cell(
         "artifact.measure.quality_cells:answered",
         params | {"tuning": tuning},
         timeout_s=3600.0,
-        timed=False,
     )
 
 

@@ -86,6 +86,11 @@ def test_the_path_of_the_next_token_is_known_when_a_step_ends(
         assert seen[-1] == bool(table[tokens[position]])
         decoder.step()
     assert set(seen) == {True, False}
+    decoder.cache.position.data.fill_(SHORT + 2)  # as the kernels of another decoder write: torch does not notice
+    decoder.reset_counts()
+    assert decoder.takes_branch()
+    decoder.cache.position.data.fill_(SHORT + 4)
+    decoder.reset_counts()
     for token in (3, 4, 6):
         tokens[decoder.cache.tokens] = token
         assert decoder.takes_branch() == bool(table[token])
