@@ -20,6 +20,7 @@ from artifact.profiles import Profile
 from artifact.records import Run
 from artifact.samples import SampleLog
 from artifact.stats import Region, Verdict, exact_interval
+from artifact.verbs.verify import names_of
 from artifact.verify import Outcome, derive, exit_code, judge_claim, summarise, verify
 
 PROFILE = Profile("embedded", "none", "cpu", "float32", None, 1)
@@ -79,6 +80,13 @@ def test_a_crash_of_one_claim_leaves_the_others_running(write, tmp_path: Path) -
         kept = (tmp_path / "run" / "errors" / f"{name}.txt").read_text()
         assert "Traceback" in kept and str(tmp_path) not in kept
     assert exit_code(found) == 4
+
+
+def test_the_claims_of_one_paper_and_those_that_nobody_can_place(write) -> None:
+    write("a")
+    write("b", GOOD.replace('"crossover"', '"sats"'))
+    write("c_broken", "import no_such_module")
+    assert (names_of("crossover"), names_of("sats")) == (["a", "c_broken"], ["b", "c_broken"])
 
 
 def test_a_contradicted_value_is_contradicted(write, tmp_path: Path) -> None:

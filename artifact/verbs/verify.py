@@ -5,6 +5,7 @@ The last line of standard output is one compact JSON object with the same verdic
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 from collections.abc import Sequence
@@ -17,7 +18,7 @@ from artifact import claim as claims
 from artifact import profiles, system
 from artifact.errors import UserError
 from artifact.records import Run, new_run_path, runs_folder
-from artifact.verify import EXIT_ERROR, Outcome, exit_code, merge_results, verify
+from artifact.verify import EXIT_ERROR, Outcome, exit_code, isolated, merge_results, verify
 
 OPTIONS = (
     click.option("--quick", is_flag=True, help="Fewer samples, the same regions: about two minutes a claim."),
@@ -55,14 +56,28 @@ def command(names: tuple[str, ...], **options: object) -> int:
 
 
 @click.command("verify-all")
-def all_command(**options: object) -> int:
+@click.option("--paper", metavar="PAPER", help="Only the claims of this paper, such as crossover.")
+def all_command(paper: str | None, **options: object) -> int:
     """Measure and judge every claim and write the tables of the run."""
-    return execute(claims.names(), Options(**options))  # type: ignore[arg-type]
+    names = claims.names() if paper is None else names_of(paper)
+    return execute(names, Options(**options))  # type: ignore[arg-type]
 
 
 for _verb in (command, all_command):
     for _option in reversed(OPTIONS):
         _option(_verb)
+
+
+def names_of(paper: str) -> list[str]:
+    """Claims of one paper, and any that cannot be loaded: nobody knows whose it is. UserError for an unknown paper."""
+    papers: dict[str, str | None] = {}
+    for name in claims.names():
+        module, _ = isolated(functools.partial(claims.load, name), None, name)
+        papers[name] = None if module is None else module.claim.paper
+    if paper not in papers.values():
+        known = ", ".join(sorted({one for one in papers.values() if one is not None}))
+        raise UserError(f"no claim is of paper {paper!r}; there are {known}")
+    return [name for name, one in papers.items() if one in (paper, None)]
 
 
 def execute(names: Sequence[str], options: Options) -> int:
