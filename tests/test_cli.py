@@ -72,7 +72,7 @@ def test_the_verbs_stand_in_the_order_of_work_and_each_can_be_imported(capsys: p
         (["verify", "byte_account", "--minutes", "-1"], "minutes"),
         (
             ["verify-all", "--paper", "crosover"],
-            "no claim is of paper 'crosover'; there are catekv, crossover, sats, spark",
+            "of paper 'crosover'; there are catekv, crossover, sats, spark",
         ),
         (["tables", "nowhere"], "is no run folder"),
         (["show", "nowhere"], "neither a claim"),

@@ -124,10 +124,11 @@ TAIL = """
 - Six do for false `reproduced`, and for false `contradicted` wherever the two states of a clock lie within the region:
   all six blocks agree by chance in 1 of 32 runs, half of them on each side. Five agree in 1 of 16, three in 1 of 4, and
   no interval can make up for that. A run of fewer blocks relies on a quiet machine; the regions are the same.
-- Blocks forked from one process share the placement of code and weights, which no interval over them would see. Measured
-  on 1 December 2026: the step times of four modes at four contexts relative to dense ones, five blocks from each of three
-  servers started anew. Blocks of one server vary by 1.7%; the variance between servers, beyond what that explains, is
-  negative (-0.24e-4 where the blocks' is 3.0e-4), so nothing is seen of it. Seven blocks started anew vary by 1.7%, too.
+- Blocks forked from one process share the placement of code and weights, which no interval over them would see.
+  Measured on 1 December 2026: the step times of four modes at four contexts relative to dense ones, five blocks from
+  each of three servers started anew. Blocks of one server vary by 1.7%; the variance between servers, beyond what that
+  explains, is negative (-0.24e-4 where the blocks' is 3.0e-4), so nothing is seen of it. Seven blocks started anew vary
+  by 1.7%, too.
 - Pairing makes the noise symmetric, which is what the signed-rank interval needs: both arms run in the same steps, so
   what disturbs the machine disturbs either arm alike. A bare time, not a ratio of neighbours, has one-sided noise and
   no such protection.
