@@ -34,7 +34,7 @@ LENGTHS = ((1024, 4, 12, True), (2048, 4, 8, True), (4096, 4, 8, False))
 # With a budget of ten minutes or more (--minutes 10), also prompts near the end of the embedded model's window.
 LONG_S, LONG_LENGTH = 600.0, (7680, 4, 8, False)
 PAPER_LENGTHS = ((32768, 20, 20, True), (65536, 20, 20, True), (130048, 20, 20, False))
-QUICK_LENGTHS = ((1024, 8, 8, True),)
+QUICK_LENGTHS = ((1024, 4, 8, True),)
 ANSWER_TOKENS = 64  # two answers and the second question between them
 AGREEMENT = Region(0.8, None, "the window answers 16 of 40; four in five is far from that and resolvable with this n")
 
@@ -188,8 +188,8 @@ def cells(run: Run) -> list[Cell]:
         wanted = [prompts_of("passkey", tokens, passkey)] if passkey else []
         wanted += [prompts_of("multikey", tokens, multikey, second)]
         found.append(answer_cell(run, NAME, f"answers-{tokens}", wanted, arms()))
-    length = 1024 if run.quick else 2048
-    tuning = [prompts_of("passkey", length, 2), prompts_of("multikey", length, 4)]
+    tuning = [prompts_of("multikey", 1024 if run.quick else 2048, 4)]
+    tuning += [] if run.quick else [prompts_of("passkey", 2048, 2)]
     found.append(answer_cell(run, NAME, "sensitivity", tuning, variants(), tuning=True))
     return found
 

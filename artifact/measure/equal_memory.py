@@ -143,7 +143,10 @@ def _checked(prepared: Prepared, label: str, batch: int, params: Row) -> float:
 
 
 def _held(prepared: Prepared, decoder: BatchDecoder, added: int) -> int:
-    """Bytes that the mode needs: weights, caches and, on a GPU, all else that was allocated with it."""
+    """Bytes that the mode needs: weights, caches and, on a GPU, what was allocated with it.
+
+    Workspaces that kernels share are counted for the mode that was bound first; 20 MB at sixteen sequences.
+    """
     caches = storage_of(decoder)
     first = decoder.sequences[0]
     lent = first.packed is None and first.cache.keys.data_ptr() == prepared.cache.keys.data_ptr()

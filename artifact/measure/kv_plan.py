@@ -17,7 +17,7 @@ Row = dict[str, Any]
 # as the paper's, and with 4 sinks and 60 critical ones an eighth of 1,024 tokens.
 EMBEDDED_CATEKV = CateKV(rows=64, sinks=4, recent=64, critical=60)
 ADAPTIVE_SHARE = 0.4  # r of the paper's main setting
-EMBEDDED, EMBEDDED_QUICK = Protocol(1024, 128, 8), Protocol(1024, 64, 4)
+EMBEDDED, EMBEDDED_QUICK = Protocol(1024, 128, 8), Protocol(1024, 64, 3)
 PAPER, PAPER_QUICK = Protocol(32768, 256, 8), Protocol(8192, 64, 5)
 PAPER_WINDOW = 65536  # tokens that a model must hold for the paper's prompts
 # Methods that choose anew for every query are scored step by step, which takes a hundred times as long per token.
