@@ -9,7 +9,7 @@
 //
 // Macros: K, WARPS, PIECES, VECTORS (K = 256 PIECES VECTORS), DEPTH, OWNED (most rows of a block), NORMED, RANK, BF16,
 // WIDE (factors of the update are float32, not of the weights' type).
-#include "halves.cuh"
+#include "warp.cuh"
 
 constexpr int THREADS = 32 * WARPS;
 constexpr int TEAMS = WARPS / PIECES;
@@ -34,12 +34,6 @@ __device__ __forceinline__ uint4 streamed(const char* p) {
     asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
                  : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
     return v;
-}
-
-__device__ __forceinline__ float warp_sum(float value) {
-#pragma unroll
-    for (int step = 16; step > 0; step /= 2) value += __shfl_xor_sync(~0u, value, step);
-    return value;
 }
 
 __device__ __forceinline__ float dot(const uint4& q, const float* z) {
@@ -208,8 +202,7 @@ masked_rows(const float* gate, const float* x, const float* gain, const char* w,
     __threadfence();
     int all = 0;
     for (int i = lane; i < gridDim.x; i += 32) all += __ldcg(counts + i);
-#pragma unroll
-    for (int step = 16; step > 0; step /= 2) all += __shfl_xor_sync(~0u, all, step);
+    all = warp_sum(all);
     if (thread == 0) *kept = all, *arrivals = 0;
     if (RANK > 0) {
         const float sum = column_sum(gridDim.x, [&](int i, int j) { return __ldcg(sums + i * R + j); });

@@ -17,7 +17,7 @@ import torch
 
 from kernels.cuda.common import SHARED_MEMORY_PERCENT, overlaps
 
-SHARED = "halves.cuh"  # what every source may include
+SHARED = "warp.cuh"  # what every source may include
 
 
 @dataclass(frozen=True)
