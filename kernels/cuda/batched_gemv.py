@@ -28,6 +28,7 @@ from kernels.cuda.common import (
     counters,
     launcher,
     multiprocessors,
+    norm_arguments,
     overlaps,
     power_of_two,
     wait_for_producer,
@@ -198,7 +199,7 @@ def bind_product(
     active = workspace("active", w, segments * depth).view(torch.int32)
     tiles = column_tiles(select.segments, c.outputs)
     parts = workspace("parts of a batch", w, len(tiles) * c.splits * ROWS * c.outputs)
-    weight, eps = (norm.weight, norm.eps) if norm is not None else (x, 0.0)
+    weight, eps = norm_arguments(norm, x)
     common = {"K": depth, "SPAN": power_of_two(depth), "ROWS": ROWS, "MASKED": masked, "OVERLAP": overlap}
     first = launcher(
         halve, (triton.cdiv(depth, CHUNK),), (x, weight, select.thresholds, halves, active, eps, batch, segments),

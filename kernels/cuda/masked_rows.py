@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 
 from kernels.cuda import nvrtc
-from kernels.cuda.common import counters, multiprocessors, power_of_two, workspace
+from kernels.cuda.common import counters, multiprocessors, norm_arguments, power_of_two, workspace
 from kernels.masked_mlp import LowRank
 from kernels.norm import Norm
 
@@ -76,7 +76,7 @@ def bind(
     }  # fmt: skip
     counts = workspace("masked rows", w, blocks).view(torch.int32)
     sums = workspace("low rank", w, blocks * power_of_two(max(rank, 1)))
-    gains, eps = (norm.weight, norm.eps) if norm is not None else (x, 0.0)
+    gains, eps = norm_arguments(norm, x)
     factors = (w, w, w) if low is None else (low.gate_b, low.up_b, low.down_a)
     tensors = (gate, x, gains, w, act, limit, kept, *factors, counts, sums, counters(w))
     source = nvrtc.Source("masked_rows.cu", "masked_rows", tuple(macros.items()))

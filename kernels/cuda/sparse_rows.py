@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import torch
 
 from kernels.cuda import nvrtc
-from kernels.cuda.common import column_tiles, multiprocessors, power_of_two
+from kernels.cuda.common import column_tiles, multiprocessors, norm_arguments, power_of_two
 from kernels.norm import Norm
 from kernels.selection import Selection
 
@@ -107,7 +107,7 @@ def bind(
     product = Product(depth, 2 if paired else 1, bfloat, norm is not None, bias is not None, accumulate)
     c = chosen or _chosen(product, segments, w_in)
     table = torch.tensor(column_tiles(segments, c.columns), dtype=torch.int32, device=w_in.device)
-    gains, eps = (norm.weight, norm.eps) if norm is not None else (x, 0.0)
+    gains, eps = norm_arguments(norm, x)
     offsets = y if bias is None else bias.float()
     tensors = (x, gains, w_in, offsets, y, select.thresholds, select.kept, table)
     source = nvrtc.Source("sparse_rows.cu", "thresholded", tuple(product.macros(c).items()))
