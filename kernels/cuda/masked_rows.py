@@ -21,7 +21,7 @@ from kernels.norm import Norm
 
 PIECE = 256  # inputs that a warp reads at once, 16 bytes a lane
 WIDEST = 4  # pieces of a row that a warp holds
-MOST_SHARED_BYTES = 46_000  # static, of 48 KB: rows, their gates and sums, factors of an update; the rest is scratch
+MOST_SHARED_BYTES = 48 << 10  # all of it static
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,16 @@ def config(depth: int) -> Config | None:
     return None
 
 
+def shared_bytes(c: Config, owned: int, rank: int, normed: bool) -> int:
+    """Return the shared memory of a block of at most `owned` rows: rows, gates and sums, counts of its warps; with an
+    update the factors of its kept rows and the scratch of column sums.
+    """
+    words = owned * (2 + c.pieces) + c.warps * (1 + normed) + 1
+    if rank:
+        words += owned * (rank + 2) + 32 * c.warps // rank * rank
+    return 4 * words
+
+
 def takes(x: torch.Tensor, w: torch.Tensor, norm: Norm | None, low: LowRank | None) -> bool:
     """Whether this kernel runs the projection of x (K,) by w (N, K) here: else Triton does."""
     width, depth = w.shape
@@ -54,7 +64,7 @@ def takes(x: torch.Tensor, w: torch.Tensor, norm: Norm | None, low: LowRank | No
         return False
     if owned > 32 * c.warps or rank > 32 * c.warps or any(tensor.data_ptr() % 16 for tensor in read):
         return False
-    return 4 * (owned * (2 + c.pieces + (rank + 2 if rank else 0)) + 32 * c.warps) <= MOST_SHARED_BYTES
+    return shared_bytes(c, owned, rank, norm is not None) <= MOST_SHARED_BYTES
 
 
 def bind(
