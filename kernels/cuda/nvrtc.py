@@ -62,10 +62,16 @@ def runs(tensor: torch.Tensor) -> bool:
 def bind(
     source: Source, shape: Shape, tensors: tuple[torch.Tensor, ...], numbers: tuple[tuple[float, Any], ...]
 ) -> Callable[[], object]:
-    """Bind a launch: pointers of `tensors` first, then (value, ctypes type) of every number. RuntimeError when the
-    source does not compile or the driver refuses the launch.
+    """Bind a launch: pointers of `tensors` first, then (value, ctypes type) of every number. RuntimeError when another
+    device than the tensors' is current, the source does not compile, or the driver refuses the launch.
     """
-    device = tensors[0].device
+    device, current = tensors[0].device, torch.cuda.current_device()
+    elsewhere = [tensor.device for tensor in tensors if tensor.device.index != current]
+    if elsewhere:
+        raise RuntimeError(
+            f"{source}: a tensor lies on {elsewhere[0]} while cuda:{current} is current; put all on one GPU, and "
+            "bind and launch under torch.cuda.device of it"
+        )
     values = (*(tensor.data_ptr() for tensor in tensors), *(value for value, _ in numbers))
     types = (ctypes.c_void_p,) * len(tensors) + tuple(kind for _, kind in numbers)
     driver, function, config = _bindings("driver"), _function(source, shape.shared_bytes, device.index), _config(shape)
@@ -109,21 +115,19 @@ def _config(shape: Shape) -> Any:
 
 @cache
 def _function(source: Source, shared_bytes: int, device: int) -> Any:
-    """Compile (or take from the cache of compiled kernels) and load for one device."""
+    """Compile (or take from the cache of compiled kernels) and load for the current device."""
     driver = _bindings("driver")
     major, minor = torch.cuda.get_device_capability(device)
-    with torch.cuda.device(device):
-        torch.cuda.current_stream(device).synchronize()  # makes the device's context current
-        module = _done(driver.cuModuleLoadData(_cubin(source, f"sm_{major}{minor}")), f"cuModuleLoadData of {source}")
-        found = driver.cuModuleGetFunction(module, source.function.encode())
-        function = _done(found, f"cuModuleGetFunction of {source}")
-        attributes = driver.CUfunction_attribute
-        for attribute, value in (
-            (attributes.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, shared_bytes),
-            (attributes.CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, SHARED_MEMORY_PERCENT),
-        ):
-            call = f"cuFuncSetAttribute {attribute.name} = {value} of {source}"
-            _done(driver.cuFuncSetAttribute(function, attribute, value), call)
+    torch.cuda.current_stream(device).synchronize()  # makes the device's context current
+    module = _done(driver.cuModuleLoadData(_cubin(source, f"sm_{major}{minor}")), f"cuModuleLoadData of {source}")
+    function = _done(driver.cuModuleGetFunction(module, source.function.encode()), f"cuModuleGetFunction of {source}")
+    attributes = driver.CUfunction_attribute
+    for attribute, value in (
+        (attributes.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, shared_bytes),
+        (attributes.CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, SHARED_MEMORY_PERCENT),
+    ):
+        call = f"cuFuncSetAttribute {attribute.name} = {value} of {source}"
+        _done(driver.cuFuncSetAttribute(function, attribute, value), call)
     return function
 
 

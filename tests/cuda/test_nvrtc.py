@@ -4,7 +4,6 @@ The kernels themselves run in test_sparse_rows.py and test_masked_rows.py, on a 
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 from collections.abc import Iterator
 from pathlib import Path
@@ -103,7 +102,6 @@ def play(
     """Stand in for a machine with a GPU per capability, the first of them current."""
     monkeypatch.setattr(nvrtc, "_bindings", lambda name: {"nvrtc": compiler, "driver": driver}[name])
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capabilities[device])
-    monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     stream = SimpleNamespace(synchronize=lambda: None, cuda_stream=0)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
@@ -139,3 +137,13 @@ def test_an_error_of_the_driver_names_the_kernel_and_the_call(call: str, monkeyp
     assert text.endswith(f"STATUS_OF_THE_CALL; {nvrtc.NEXT_STEP}")
     assert call != "cuFuncSetAttribute" or "MAX_DYNAMIC = 105000" in text
     assert call != "cuLaunchKernelEx" or "blocks=8, cluster=2, threads=512" in text
+
+
+@pytest.mark.parametrize("places", [(1,), (0, 1)])
+def test_tensors_of_a_gpu_that_is_not_current_are_refused(
+    places: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    play(monkeypatch, Compiler(), Driver(), ((9, 0), (9, 0)))
+    nvrtc.bind(SOURCE, SHAPE, (tensor(0),), ())()
+    with pytest.raises(RuntimeError, match="on cuda:1 while cuda:0 is current"):
+        nvrtc.bind(SOURCE, SHAPE, tuple(map(tensor, places)), ())
