@@ -56,7 +56,7 @@ def takes(x: torch.Tensor, w: torch.Tensor, norm: Norm | None, low: LowRank | No
     """Whether this kernel runs the projection of x (K,) by w (N, K) here: else Triton does."""
     width, depth = w.shape
     c = config(depth)
-    if c is None or not nvrtc.runs(w):
+    if c is None or nvrtc.refusal(w):
         return False
     owned, rank = math.ceil(width / multiprocessors(w)), 0 if low is None else low.rank
     read = (x, w) if norm is None else (x, w, norm.weight)

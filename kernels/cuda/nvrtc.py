@@ -44,19 +44,28 @@ class Shape:
 
 
 @cache
-def missing() -> str:
-    """Return what is missing to compile and launch, or nothing."""
+def missing(device: int) -> str:
+    """Return what is missing to compile for a CUDA device and launch there, or nothing."""
+    major, minor = torch.cuda.get_device_capability(device)
+    if major < 9:
+        return f"compute capability {major}.{minor}, 9.0 is needed"
     try:
-        _bindings("nvrtc").nvrtcVersion()
-        _bindings("driver").cuDriverGetVersion()
+        known = _done(_bindings("nvrtc").nvrtcGetSupportedArchs(), "nvrtcGetSupportedArchs")
+        _done(_bindings("driver").cuDriverGetVersion(), "cuDriverGetVersion")
     except (ImportError, RuntimeError, OSError) as error:
         return f"{type(error).__name__}: {error}"
+    if 10 * major + minor not in known:
+        return f"this NVRTC compiles for compute capability {max(known) / 10} at most, not for {major}.{minor}"
     return ""
 
 
-def runs(tensor: torch.Tensor) -> bool:
-    """Whether these kernels run on the tensor's device and take its dtype."""
-    return overlaps(tensor) and tensor.dtype in (torch.float16, torch.bfloat16) and not missing()
+def refusal(tensor: torch.Tensor) -> str:
+    """Return why these kernels do not run on the tensor's device or not take its dtype, or nothing."""
+    if tensor.dtype not in (torch.float16, torch.bfloat16):
+        return f"weights are {tensor.dtype}, not float16 or bfloat16"
+    if not overlaps(tensor):
+        return f"weights lie on {tensor.device}, not on a GPU of compute capability 9.0 or later"
+    return missing(tensor.device.index)
 
 
 def bind(

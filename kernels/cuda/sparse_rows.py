@@ -87,7 +87,7 @@ class Product:
 
 def takes(x: torch.Tensor, w_in: torch.Tensor, segments: tuple[int, ...], norm: Norm | None, paired: bool) -> bool:
     """Whether this kernel runs the product of x (K,) and w_in (K, N) here: else Triton does."""
-    if not nvrtc.runs(w_in):
+    if nvrtc.refusal(w_in):
         return False
     read = (x, w_in) if norm is None else (x, w_in, norm.weight)
     if any(n % 8 for n in (*segments, *w_in.shape)) or any(tensor.data_ptr() % 16 for tensor in read):

@@ -51,7 +51,7 @@ def test_what_it_does_not_take_is_left_to_triton() -> None:
 
 def test_factors_of_the_weights_type_or_float32_are_taken_and_no_mixture(monkeypatch: pytest.MonkeyPatch) -> None:
     """The form with separate products hands over float32 sums; read as half precision they were noise."""
-    monkeypatch.setattr(nvrtc, "runs", lambda tensor: True)
+    monkeypatch.setattr(nvrtc, "refusal", lambda tensor: "")
     x, w = torch.zeros(256), torch.zeros(64, 256, dtype=torch.bfloat16)
     half, single = (torch.zeros(64, 2, dtype=dtype) for dtype in (torch.bfloat16, torch.float32))
     assert masked_rows.takes(x, w, None, LowRank(half, half, half))
@@ -65,7 +65,7 @@ def bound(
     monkeypatch: pytest.MonkeyPatch, w: torch.Tensor, norm: Norm | None, low: LowRank | None, *chosen: Config
 ) -> tuple[nvrtc.Source, nvrtc.Shape, tuple[torch.Tensor, ...]]:
     """What a projection by w (N, K) would launch on a GPU of four multiprocessors."""
-    monkeypatch.setattr(nvrtc, "runs", lambda tensor: True)
+    monkeypatch.setattr(nvrtc, "refusal", lambda tensor: "")
     found: list[Any] = []
     monkeypatch.setattr(nvrtc, "bind", lambda *arguments: found.append(arguments))
     rank = 0 if low is None else low.rank

@@ -112,6 +112,31 @@ def tensor(index: int) -> Any:
     return SimpleNamespace(device=torch.device("cuda", index), data_ptr=lambda: 16, dtype=torch.float16)
 
 
+def test_every_gpu_is_asked_for_and_one_that_nvrtc_does_not_know_is_left_to_triton(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    play(monkeypatch, Compiler(), Driver(), ((9, 0), (12, 1), (8, 6)))
+    monkeypatch.setattr(nvrtc, "overlaps", lambda tensor: True)
+    assert nvrtc.missing(0) == "" and nvrtc.refusal(tensor(0)) == ""
+    assert nvrtc.missing(1) == nvrtc.refusal(tensor(1))
+    assert nvrtc.missing(1) == "this NVRTC compiles for compute capability 12.0 at most, not for 12.1"
+    assert nvrtc.missing(2) == "compute capability 8.6, 9.0 is needed"
+
+
+@pytest.mark.parametrize(
+    ("compiler", "driver", "call"),
+    [
+        (Compiler(fails="nvrtcGetSupportedArchs"), Driver(), "nvrtcGetSupportedArchs"),
+        (Compiler(), Driver("cuDriverGetVersion"), "cuDriverGetVersion"),
+    ],
+)
+def test_a_library_that_does_not_answer_is_missing(
+    compiler: Compiler, driver: Driver, call: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    play(monkeypatch, compiler, driver, ((9, 0),))
+    assert f"{call}: STATUS_OF_THE_CALL" in nvrtc.missing(0)
+
+
 @pytest.mark.parametrize("call", ["nvrtcCompileProgram", "nvrtcGetCUBINSize", "nvrtcGetCUBIN", ""])
 def test_a_program_is_released_whether_it_compiles_or_not(call: str, monkeypatch: pytest.MonkeyPatch) -> None:
     compiler = Compiler(fails=call)
