@@ -73,6 +73,17 @@ def multiprocessors(tensor: torch.Tensor) -> int:
     return torch.cuda.get_device_properties(tensor.device).multi_processor_count if tensor.is_cuda else 4
 
 
+def shared_memory(tensor: torch.Tensor) -> tuple[int, int]:
+    """Return the shared memory, in bytes, of a multiprocessor of the tensor's device and the most that a block may
+    have; those of compute capability 9.0 without a GPU.
+    """
+    if not tensor.is_cuda:
+        return 228 << 10, 227 << 10
+    device = torch.cuda.get_device_properties(tensor.device)
+    most = getattr(device, "shared_memory_per_block_optin", device.shared_memory_per_block)
+    return device.shared_memory_per_multiprocessor, most
+
+
 def norm_arguments(norm: Norm | None, x: torch.Tensor) -> tuple[torch.Tensor, float]:
     """Return what a kernel takes for a norm: weight and eps; x, which stands in unread, and 0 without one."""
     return (x, 0.0) if norm is None else (norm.weight, norm.eps)

@@ -1,4 +1,4 @@
-"""What nvcc says of a CUDA C++ source: nothing here needs a GPU."""
+"""What a CUDA C++ source asks for, by its own constants and by nvcc: nothing here needs a GPU."""
 
 from __future__ import annotations
 
@@ -24,3 +24,23 @@ def static_bytes(file: str, macros: Mapping[str, int], scratch: Path) -> int:
     found = re.search(r"(\d+) bytes smem", done.stderr)
     assert found is not None, done.stderr
     return int(found[1])
+
+
+def asserted(file: str, macros: Mapping[str, int]) -> tuple[dict[str, int], dict[str, bool]]:
+    """Return the constants of a source under these macros, and what each of its static_asserts comes to."""
+    text = (FOLDER / file).read_text()
+    names = dict(macros)
+    for name, expression in re.findall(r"^constexpr \w+ (\w+) = (.*?);", text, re.M):
+        names[name] = _value(expression, names)
+    claims = re.findall(r'^static_assert\((.*), ".*"\);', text, re.M)
+    assert claims and len(claims) == text.count("static_assert(")
+    return names, {claim: bool(_value(claim, names)) for claim in claims}
+
+
+def _value(expression: str, names: Mapping[str, int]) -> int:
+    """The value of an integer expression of C++ with at most one conditional."""
+    chosen = re.fullmatch(r"(.*) \? (.*) : (.*)", expression)
+    if chosen is not None:
+        return _value(chosen[2] if _value(chosen[1], names) else chosen[3], names)
+    python = re.sub(r"!(?!=)", " not ", expression).replace("&&", " and ").replace("||", " or ").replace("/", "//")
+    return int(eval(python, {"__builtins__": {}}, dict(names)))
