@@ -153,9 +153,11 @@ def bind(
     x: torch.Tensor, w_in: torch.Tensor, y: torch.Tensor, select: Selection, bias: torch.Tensor | None,
     norm: Norm | None, accumulate: bool, paired: bool, chosen: Config | None = None,
 ) -> Callable[[], object]:  # fmt: skip
-    """Bind the product; arguments as in `sparse_gemv.bind_thresholded`."""
+    """Bind the product; arguments as in `sparse_gemv.bind_thresholded`. Raises ValueError for what `takes` refuses."""
     depth, outputs = w_in.shape[0], y.shape[0]
     segments = (0, outputs) if paired else select.segments
+    if unfit := refusal(x, w_in, segments, norm, paired, chosen):
+        raise ValueError(f"w_in {tuple(w_in.shape)}: {unfit}; sparse_gemv.bind runs it in Triton")
     bfloat = w_in.dtype == torch.bfloat16
     product = Product(depth, 2 if paired else 1, bfloat, norm is not None, bias is not None, accumulate)
     c = chosen or _chosen(product, segments, w_in)

@@ -49,9 +49,15 @@ def test_what_it_does_not_take_is_left_to_triton() -> None:
     assert not masked_rows.takes(x, w, None, None)  # a CPU tensor
 
 
+def on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let tensors of the CPU pass for those of a GPU of four multiprocessors."""
+    monkeypatch.setattr(nvrtc, "overlaps", lambda tensor: True)
+    monkeypatch.setattr(nvrtc, "missing", lambda device: "")
+
+
 def test_factors_of_the_weights_type_or_float32_are_taken_and_no_mixture(monkeypatch: pytest.MonkeyPatch) -> None:
     """The form with separate products hands over float32 sums; read as half precision they were noise."""
-    monkeypatch.setattr(nvrtc, "refusal", lambda tensor: "")
+    on(monkeypatch)
     x, w = torch.zeros(256), torch.zeros(64, 256, dtype=torch.bfloat16)
     half, single = (torch.zeros(64, 2, dtype=dtype) for dtype in (torch.bfloat16, torch.float32))
     assert masked_rows.takes(x, w, None, LowRank(half, half, half))
@@ -65,7 +71,7 @@ def bound(
     monkeypatch: pytest.MonkeyPatch, w: torch.Tensor, norm: Norm | None, low: LowRank | None, *chosen: Config
 ) -> tuple[nvrtc.Source, nvrtc.Shape, tuple[torch.Tensor, ...]]:
     """What a projection by w (N, K) would launch on a GPU of four multiprocessors."""
-    monkeypatch.setattr(nvrtc, "refusal", lambda tensor: "")
+    on(monkeypatch)
     found: list[Any] = []
     monkeypatch.setattr(nvrtc, "bind", lambda *arguments: found.append(arguments))
     rank = 0 if low is None else low.rank
@@ -87,6 +93,23 @@ def test_the_compiler_finds_the_shared_memory_that_is_counted(
     counted = masked_rows.shared_bytes(Config(16, 4, 4), 109, rank, normed)
     assert static_bytes(source.file, dict(source.macros), tmp_path) == counted <= masked_rows.MOST_SHARED_BYTES
     assert shape.shared_bytes == 0
+
+
+@pytest.mark.parametrize("chosen", [(), (Config(16, 1, 4),)])
+def test_what_is_refused_cannot_be_bound(chosen: tuple[Config, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Float32 weights and factors of several types were read as half precision."""
+    w = torch.zeros(64, 256, dtype=torch.float16)
+    half, single = (torch.zeros(64, 2, dtype=dtype) for dtype in (torch.float16, torch.float32))
+    bound(monkeypatch, w, None, LowRank(half, half, half), *chosen)
+    bound(monkeypatch, w, None, LowRank(single, single, single), *chosen)
+    with pytest.raises(ValueError, match="not float16 or bfloat16"):
+        bound(monkeypatch, w.float(), None, None, *chosen)
+    with pytest.raises(ValueError, match="factors of the update"):
+        bound(monkeypatch, w, None, LowRank(single, half, half), *chosen)
+    with pytest.raises(ValueError, match="rows of 260 weights"):
+        bound(monkeypatch, torch.zeros(64, 260, dtype=torch.float16), None, None, *chosen)
+    with pytest.raises(ValueError, match="rows of a block"):
+        bound(monkeypatch, torch.zeros(1, dtype=torch.float16).expand(4 * 513, 256), None, None, *chosen)
 
 
 @needs_gpu

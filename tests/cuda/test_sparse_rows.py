@@ -153,6 +153,24 @@ def test_the_compiler_finds_the_static_memory_that_is_counted(site: str, tmp_pat
     assert static_bytes("sparse_rows.cu", product.macros(c), tmp_path) == product.static_bytes(c)
 
 
+def bound(w: torch.Tensor, segments: tuple[int, ...], bias: torch.Tensor | None, *chosen: Config) -> None:
+    select = Selection(torch.zeros(len(segments) - 1), segments, torch.zeros(len(segments) - 1, dtype=torch.int32))
+    y = torch.zeros(w.shape[1])
+    sparse_rows.bind(torch.zeros(w.shape[0]), w, y, select, bias, None, False, False, *chosen)
+
+
+@pytest.mark.parametrize("chosen", [(), (Config(64, 1, 8, 4, 2),)])
+def test_what_is_refused_cannot_be_bound(chosen: tuple[Config, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Float32 weights were read as bfloat16 or half precision, rows of 60 weights across their ends."""
+    on(monkeypatch, H200, 132)
+    monkeypatch.setattr(nvrtc, "bind", lambda *_: None)
+    bound(torch.zeros(64, 64, dtype=torch.float16), (0, 64), None, *chosen)
+    with pytest.raises(ValueError, match="float32"):
+        bound(torch.zeros(64, 64), (0, 64), None, *chosen)
+    with pytest.raises(ValueError, match="multiples of 8"):
+        bound(torch.zeros(64, 60, dtype=torch.float16), (0, 60), None, *chosen)
+
+
 def test_what_it_does_not_take_is_left_to_triton() -> None:
     x, w = torch.zeros(64), torch.zeros(64, 32, dtype=torch.float16)
     assert not sparse_rows.takes(x, w, (0, 32), None, False)  # a CPU tensor
