@@ -164,6 +164,8 @@ def bind(
     table = torch.tensor(column_tiles(segments, c.columns), dtype=torch.int32, device=w_in.device)
     gains, eps = norm_arguments(norm, x)
     offsets = y if bias is None else bias.float()
+    if bias is not None and offsets is not bias:  # cast by a launch that the kernel would not wait for
+        torch.cuda.current_stream(w_in.device).synchronize()
     tensors = (x, gains, w_in, offsets, y, select.thresholds, select.kept, table)
     source = nvrtc.Source("sparse_rows.cu", "thresholded", tuple(product.macros(c).items()))
     dynamic = product.dynamic_bytes(c, shared_memory(w_in)[0])

@@ -171,6 +171,23 @@ def test_what_is_refused_cannot_be_bound(chosen: tuple[Config, ...], monkeypatch
         bound(torch.zeros(64, 60, dtype=torch.float16), (0, 60), None, *chosen)
 
 
+def test_a_bias_that_is_cast_is_there_before_the_first_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel reads it before it waits for the launch ahead, so nothing else orders the two."""
+    on(monkeypatch, H200, 132)
+    waits, read = [], []
+
+    def bind(source: object, shape: object, tensors: tuple[torch.Tensor, ...], numbers: Any) -> None:
+        read.append((len(waits), tensors[3].dtype))
+
+    monkeypatch.setattr(nvrtc, "bind", bind)
+    stream = SimpleNamespace(synchronize=lambda: waits.append(1))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
+    w = torch.zeros(64, 64, dtype=torch.float16)
+    for bias in (None, torch.zeros(64), torch.zeros(64, dtype=torch.float16)):
+        bound(w, (0, 64), bias)
+    assert read == [(0, torch.float32), (0, torch.float32), (1, torch.float32)]
+
+
 def test_what_it_does_not_take_is_left_to_triton() -> None:
     x, w = torch.zeros(64), torch.zeros(64, 32, dtype=torch.float16)
     assert not sparse_rows.takes(x, w, (0, 32), None, False)  # a CPU tensor
