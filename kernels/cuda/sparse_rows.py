@@ -170,7 +170,7 @@ def bind(
     source = nvrtc.Source("sparse_rows.cu", "thresholded", tuple(product.macros(c).items()))
     dynamic = product.dynamic_bytes(c, shared_memory(w_in)[0])
     shape = nvrtc.Shape(table.shape[0] * c.cluster, c.cluster, 32 * c.warps, dynamic)
-    numbers = (eps, ctypes.c_float), (2 * w_in.stride(0), ctypes.c_longlong), (2 * outputs, ctypes.c_longlong)
+    numbers = (eps, ctypes.c_float), (2 * w_in.shape[1], ctypes.c_longlong), (2 * outputs, ctypes.c_longlong)
     return nvrtc.bind(source, shape, tensors, numbers)
 
 
