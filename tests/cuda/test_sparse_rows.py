@@ -16,6 +16,7 @@ pytest.importorskip("triton")
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from artifact.verbs import doctor
 from kernels import gate_up as gate_up_op
 from kernels import sparse_gemv as sparse_op
 from kernels.cuda import nvrtc, sparse_rows
@@ -125,6 +126,20 @@ def test_no_block_asks_for_more_shared_memory_than_the_device_gives(monkeypatch:
     for lent, fits in ((most, True), (most - 1, False)):
         monkeypatch.setattr(sparse_rows, "shared_memory", lambda tensor, lent=lent: (RTX_5090[0], lent))
         assert taken(4096, 4096, (0, 4096), False) == fits
+
+
+def test_doctor_says_of_each_product_what_a_step_would_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    refused = doctor._refused_products
+    monkeypatch.setattr(doctor, "_refused_products", lambda device: refused("cpu"))
+    on(monkeypatch, H200, 132)
+    assert doctor._sparse_products().found == "streamed, CUDA C++ compiled by NVRTC"
+    on(monkeypatch, RTX_5090, 170)
+    found = doctor._sparse_products()
+    assert found.ok and "Llama-3.1-8B in Triton: down (125312 bytes of shared memory, 101376 at most)" in found.found
+    monkeypatch.setattr(nvrtc, "missing", lambda device: "this NVRTC compiles for compute capability 12.0 at most")
+    found = doctor._sparse_products()
+    assert not found.ok and "in Triton" in found.found and "a newer torch" in found.fix
 
 
 @pytest.mark.parametrize(("per_multiprocessor", "dynamic"), [(233_472, 105_000), (102_400, 55_000)])
