@@ -1,8 +1,8 @@
 """The operations of one decode step, each in three rooms with one stem.
 
 `kernels/<op>.py` states the formula and the bytes moved, holds the torch reference and the public `bind`;
-`kernels/cpu/<op>.py` is Numba, `kernels/cuda/<op>.py` is Triton. Importing one backend never needs the other. Kernels
-know tensors, not models.
+`kernels/cpu/<op>.py` is Numba, `kernels/cuda/<op>.py` is Triton and hands what CUDA C++ runs faster to a file beside
+it. Importing one backend never needs the other. Kernels know tensors, not models.
 
 Three operations take over their neighbours, so that a layer is five launches:
 
@@ -52,7 +52,7 @@ def in_order(launches: Sequence[Launch]) -> Launch:
 
 
 def backend(op: str, tensor: torch.Tensor) -> ModuleType:
-    """Return the module that implements `op` where `tensor` lives: Numba for the CPU, Triton for CUDA."""
+    """Return the module that implements `op` where `tensor` lives: Numba for the CPU, Triton and CUDA C++ for CUDA."""
     room = "cuda" if tensor.is_cuda else "cpu"
     return importlib.import_module(f"kernels.{room}.{op}")
 

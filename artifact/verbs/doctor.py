@@ -17,7 +17,7 @@ from typing import Any
 import click
 import psutil
 
-from artifact import embedded, gpu_state, profiles, system
+from artifact import embedded, gpu_state, profiles, shapes, system
 from artifact.errors import UserError
 
 NEEDED = ("torch", "transformers", "numba", "numpy", "safetensors", "gguf", "datasets", "scipy")
@@ -176,18 +176,52 @@ def _gpu_backend(record: Mapping[str, Any]) -> list[Check]:
 
 
 def _sparse_products() -> Check:
-    """Which form of the sparse products runs: the streaming one needs a recent GPU and NVRTC."""
+    """Which form of the sparse products runs: the streaming one needs a recent GPU, NVRTC for it, and room in the
+    shared memory of a block.
+    """
     import torch
 
     from kernels.cuda import nvrtc
 
-    major, minor = torch.cuda.get_device_capability()
-    lacking = nvrtc.missing() if major >= 9 else f"compute capability {major}.{minor}, 9.0 is needed"
-    found = f"in Triton, a fifth slower ({lacking})" if lacking else "streamed, CUDA C++ compiled by NVRTC"
-    fix = (
-        "pip install cuda-bindings nvidia-cuda-nvrtc, which torch's CUDA build brings" if lacking and major >= 9 else ""
+    lacking = nvrtc.missing(torch.cuda.current_device())
+    if lacking:
+        fix = "pip install cuda-bindings nvidia-cuda-nvrtc, which torch's CUDA build brings; or a newer torch"
+        fix = "" if lacking.startswith("compute capability") else fix
+        return Check("sparse products", False, f"in Triton, a fifth slower ({lacking})", fix, required=False)
+    refused = _refused_products("cuda")
+    found = "streamed, CUDA C++ compiled by NVRTC"
+    if refused:
+        found += "; of Llama-3.1-8B in Triton: " + ", ".join(f"{site} ({why})" for site, why in refused.items())
+    return Check("sparse products", True, found, required=False)
+
+
+def _refused_products(device: str) -> dict[str, str]:
+    """Why the streaming form does not run here, for every product of Llama-3.1-8B that it does not take."""
+    import torch
+
+    from kernels.cuda import sparse_rows
+    from kernels.norm import Norm
+
+    shape = shapes.known_shape("Llama-3.1-8B")
+    q, kv, hidden, inner = (
+        shape.heads * shape.head_dim,
+        shape.kv_heads * shape.head_dim,
+        shape.hidden,
+        shape.intermediate,
     )
-    return Check("sparse products", not lacking, found, fix, required=False)
+    sites = {
+        "qkv": (hidden, (0, q, q + kv, q + 2 * kv), True, False),
+        "o": (q, (0, hidden), False, False),
+        "gate_up": (hidden, (0, inner), True, True),
+        "down": (inner, (0, hidden), False, False),
+    }
+    one, half = torch.zeros(1, device=device), torch.zeros(1, device=device, dtype=torch.float16)
+    refused = {}
+    for site, (depth, segments, normed, paired) in sites.items():
+        x, w_in = one.expand(depth), half.expand(depth, segments[-1] * (1 + paired))
+        norm = Norm(x, 1e-5) if normed else None
+        refused[site] = sparse_rows.refusal(x, w_in, segments, norm, paired)
+    return {site: why for site, why in refused.items() if why}
 
 
 def _flash_attention(record: Mapping[str, Any]) -> Check:

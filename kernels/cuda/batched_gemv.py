@@ -1,8 +1,10 @@
 """Products of a batch in Triton: sixteen sequences are the rows of a tensor-core product, so every weight is read once.
 
-Weights are half precision, inputs float32. A half keeps eleven bits of an input, so a first launch norms the inputs and
-leaves each as a half and what that leaves, again as a half: two products, 22 bits. Inputs beyond the half's range do
-not occur behind a norm; where they do (65,504 and above) the result is not finite and shows. Unused rows are zero.
+Weights are half precision, inputs float32. A first launch norms the inputs and leaves each as a half and what that
+leaves, again as a half: two products. In bfloat16 the two keep 8 + 8 bits, about 16, over the range of float32. In
+float16 they keep 11 + 11, about 22; below about 2^-3 the remainder is subnormal, and the error is about 2^-25 whatever
+the input's size. Beyond 65,504 a float16 input is not finite, nor is the result, which shows. Behind a norm (qkv, gate
+and up) such inputs do not occur; those of o and down have no norm before them. Unused rows are zero.
 
 A program owns a tile of outputs and a share of the inputs, so that several programs are on a multiprocessor; the last
 one of a tile to arrive adds the sums of all in order. In the thresholded form (`batched_sparse_gemv.py`) the first
@@ -28,6 +30,7 @@ from kernels.cuda.common import (
     counters,
     launcher,
     multiprocessors,
+    norm_arguments,
     overlaps,
     power_of_two,
     wait_for_producer,
@@ -198,7 +201,7 @@ def bind_product(
     active = workspace("active", w, segments * depth).view(torch.int32)
     tiles = column_tiles(select.segments, c.outputs)
     parts = workspace("parts of a batch", w, len(tiles) * c.splits * ROWS * c.outputs)
-    weight, eps = (norm.weight, norm.eps) if norm is not None else (x, 0.0)
+    weight, eps = norm_arguments(norm, x)
     common = {"K": depth, "SPAN": power_of_two(depth), "ROWS": ROWS, "MASKED": masked, "OVERLAP": overlap}
     first = launcher(
         halve, (triton.cdiv(depth, CHUNK),), (x, weight, select.thresholds, halves, active, eps, batch, segments),

@@ -1,5 +1,5 @@
-"""What the Triton kernels share: overlap with the predecessor, the last arrival of a group of programs, workspaces,
-norms.
+"""What the GPU kernels share, in Triton and in CUDA C++: overlap with the predecessor, the last arrival of a group of
+programs, workspaces, what a device has, norms, tiles.
 """
 
 # mypy: disallow-untyped-defs=False
@@ -16,6 +16,8 @@ import torch
 import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from kernels.norm import Norm
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 MAX_TILE_COUNTERS = 1 << 16
@@ -69,6 +71,22 @@ def multiprocessors(tensor: torch.Tensor) -> int:
     small shapes.
     """
     return torch.cuda.get_device_properties(tensor.device).multi_processor_count if tensor.is_cuda else 4
+
+
+def shared_memory(tensor: torch.Tensor) -> tuple[int, int]:
+    """Return the shared memory, in bytes, of a multiprocessor of the tensor's device and the most that a block may
+    have; those of compute capability 9.0 without a GPU.
+    """
+    if not tensor.is_cuda:
+        return 228 << 10, 227 << 10
+    device = torch.cuda.get_device_properties(tensor.device)
+    most = getattr(device, "shared_memory_per_block_optin", device.shared_memory_per_block)
+    return device.shared_memory_per_multiprocessor, most
+
+
+def norm_arguments(norm: Norm | None, x: torch.Tensor) -> tuple[torch.Tensor, float]:
+    """Return what a kernel takes for a norm: weight and eps; x, which stands in unread, and 0 without one."""
+    return (x, 0.0) if norm is None else (norm.weight, norm.eps)
 
 
 def workspace(name: str, tensor: torch.Tensor, elements: int) -> torch.Tensor:

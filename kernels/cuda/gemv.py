@@ -12,7 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.cuda.common import launcher, multiprocessors, overlaps, power_of_two, wait_for_producer
+from kernels.cuda.common import launcher, multiprocessors, norm_arguments, overlaps, power_of_two, wait_for_producer
 from kernels.norm import Norm
 
 
@@ -154,7 +154,7 @@ def bind_dense(
         "NORMED": norm is not None,
         "BIASED": bias is not None, "ACCUMULATE": accumulate, "OVERLAP": overlaps(w),
     }  # fmt: skip
-    weight, eps = (norm.weight, norm.eps) if norm else (x, 0.0)
+    weight, eps = norm_arguments(norm, x)
     arguments = (x, weight, w, y if bias is None else bias, y, eps, outputs)
     groups = triton.cdiv(outputs, c.rows)
     if not c.resident:

@@ -23,6 +23,7 @@ from kernels.cuda.common import (
     counters,
     launcher,
     multiprocessors,
+    norm_arguments,
     overlaps,
     power_of_two,
     wait_for_producer,
@@ -174,7 +175,7 @@ def bind(
     }  # fmt: skip
     counts = workspace("masked rows", w, programs).view(torch.int32)
     sums = workspace("low rank", w, programs * span)
-    weight, eps = (norm.weight, norm.eps) if norm else (x, 0.0)
+    weight, eps = norm_arguments(norm, x)
     factors = (w, w, w) if low is None else (low.gate_b, low.up_b, low.down_a)
     arguments = (
         gate, x, weight, w, act, limit, kept, *factors, counts, sums, counters(w), eps, width,

@@ -9,11 +9,12 @@
 //
 // Macros: K, WARPS, PIECES, VECTORS (K = 256 PIECES VECTORS), DEPTH, OWNED (most rows of a block), NORMED, RANK, BF16,
 // WIDE (factors of the update are float32, not of the weights' type).
-#include "halves.cuh"
+#include "warp.cuh"
 
 constexpr int THREADS = 32 * WARPS;
 constexpr int TEAMS = WARPS / PIECES;
 constexpr int R = RANK > 0 ? RANK : 1;
+constexpr int GROUPS = THREADS / R;  // of threads that add the columns of an update's sums
 static_assert(K == 256 * PIECES * VECTORS && WARPS % PIECES == 0 && OWNED <= THREADS && RANK <= THREADS, "shapes");
 
 #if WIDE
@@ -36,12 +37,6 @@ __device__ __forceinline__ uint4 streamed(const char* p) {
     return v;
 }
 
-__device__ __forceinline__ float warp_sum(float value) {
-#pragma unroll
-    for (int step = 16; step > 0; step /= 2) value += __shfl_xor_sync(~0u, value, step);
-    return value;
-}
-
 __device__ __forceinline__ float dot(const uint4& q, const float* z) {
     const unsigned pairs[4] = {q.x, q.y, q.z, q.w};
     float sum = 0.0f;
@@ -55,11 +50,10 @@ __device__ __forceinline__ float dot(const uint4& q, const float* z) {
     return sum;
 }
 
-// Add the R columns of `rows` rows, value(i, j), in a fixed order; thread j < R returns its column's sum.
+// Add the R columns of `rows` rows, value(i, j), in a fixed order; thread j < R returns its column's sum. `parts` is
+// handed in: shared memory declared here would exist once per type of `value`.
 template <typename Value>
-__device__ __forceinline__ float column_sum(int rows, Value value) {
-    constexpr int GROUPS = THREADS / R;
-    __shared__ float parts[GROUPS][R];
+__device__ __forceinline__ float column_sum(float (*parts)[R], int rows, Value value) {
     const int j = threadIdx.x % R, group = threadIdx.x / R;
     float sum = 0.0f;
     if (group < GROUPS) {
@@ -81,6 +75,7 @@ masked_rows(const float* gate, const float* x, const float* gain, const char* w,
     __shared__ int rows[OWNED];
     __shared__ float activated[OWNED], partial[OWNED][PIECES];
     __shared__ float extra[RANK > 0 ? OWNED : 1], factors[RANK > 0 ? OWNED : 1][R + 1];
+    __shared__ float parts[RANK > 0 ? GROUPS : 1][R];
     __shared__ float squares[WARPS];
     __shared__ int found[WARPS], last;
     const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
@@ -195,7 +190,7 @@ masked_rows(const float* gate, const float* x, const float* gain, const char* w,
     }
     if (RANK > 0) {
         __syncthreads();
-        const float sum = column_sum(count, [&](int i, int j) { return activated[i] * factors[i][j]; });
+        const float sum = column_sum(parts, count, [&](int i, int j) { return activated[i] * factors[i][j]; });
         if (thread < RANK) sums[blockIdx.x * R + thread] = sum;
     }
     // The block that arrives last adds the counts and the sums of all.
@@ -208,11 +203,10 @@ masked_rows(const float* gate, const float* x, const float* gain, const char* w,
     __threadfence();
     int all = 0;
     for (int i = lane; i < gridDim.x; i += 32) all += __ldcg(counts + i);
-#pragma unroll
-    for (int step = 16; step > 0; step /= 2) all += __shfl_xor_sync(~0u, all, step);
+    all = warp_sum(all);
     if (thread == 0) *kept = all, *arrivals = 0;
     if (RANK > 0) {
-        const float sum = column_sum(gridDim.x, [&](int i, int j) { return __ldcg(sums + i * R + j); });
+        const float sum = column_sum(parts, gridDim.x, [&](int i, int j) { return __ldcg(sums + i * R + j); });
         if (thread < RANK) act[width + thread] = sum;
     }
 }

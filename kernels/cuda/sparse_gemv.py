@@ -25,6 +25,7 @@ from kernels.cuda.common import (
     inverse_rms,
     launcher,
     multiprocessors,
+    norm_arguments,
     overlaps,
     power_of_two,
     wait_for_producer,
@@ -270,7 +271,7 @@ def bind_thresholded(
     }  # fmt: skip
     lists = workspace("lists", w_in, 2 * len(tiles) * power_of_two(depth) if c.listed else 2).view(torch.int64)
     table = torch.tensor(tiles, dtype=torch.int32, device=w_in.device)
-    weight, eps = (norm.weight, norm.eps) if norm else (x, 0.0)
+    weight, eps = norm_arguments(norm, x)
     arguments = (x, weight, w_in, y if bias is None else bias, y, select.thresholds, select.kept, table, lists, eps)
     return launcher(thresholded, (len(tiles),), arguments, constants, c.warps, registers=c.registers)
 

@@ -8,7 +8,7 @@
 //
 // Macros: K, SLICE (channels a block scans: K, or 1 / CLUSTER of them), PARTS, NORMED, ACCUMULATE, BIASED, BF16,
 // COLUMNS, CLUSTER, WARPS, DEPTH (stages), ROWS (of a warp's rows per stage).
-#include "halves.cuh"
+#include "warp.cuh"
 
 constexpr int THREADS = 32 * WARPS;
 constexpr int QUADS = (SLICE / 4 + THREADS - 1) / THREADS;   // groups of four channels that a thread decides over
@@ -92,8 +92,7 @@ __device__ __forceinline__ void normalise(Inputs& in, const float (&gains)[QUADS
     for (int j = 0; j < QUADS; j++)
 #pragma unroll
         for (int k = 0; k < 4; k++) square += in.value[j][k] * in.value[j][k];
-#pragma unroll
-    for (int step = 16; step > 0; step /= 2) square += __shfl_xor_sync(~0u, square, step);
+    square = warp_sum(square);
     if (threadIdx.x % 32 == 0) sums[threadIdx.x / 32] = square;
     __syncthreads();
     float total = 0.0f;
