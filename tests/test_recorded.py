@@ -35,7 +35,7 @@ def test_the_crossings_of_the_8b_model_are_those_that_the_documentation_prints()
     with opened(H200[0]) as folder:
         findings = read_results(folder)["claims"]["crossover"]["findings"]
     crossings = [finding for finding in findings if finding["predicate"].startswith("crossing at")]
-    assert [round(finding["extra"]["measured_tokens"]) for finding in crossings] == [60332, 43036, 37525]
+    assert [round(finding["extra"]["measured_tokens"]) for finding in crossings] == [61139, 43950, 38595]
     assert [finding["verdict"] for finding in crossings] == ["reproduced"] * 3
 
 
@@ -44,7 +44,7 @@ def test_two_crossings_of_the_3b_model_contradict_their_prediction_as_the_docume
         findings = read_results(folder)["claims"]["crossover"]["findings"]
     crossings = [finding for finding in findings if finding["predicate"].startswith("crossing at")]
     assert [finding["verdict"] for finding in crossings] == ["reproduced", "contradicted", "contradicted"]
-    assert [round(finding["interval"]["point"]) for finding in crossings] == [-450, -2404, -4005]
+    assert [round(finding["interval"]["point"]) for finding in crossings] == [-690, -2487, -4148]
 
 
 def test_methods_on_the_8b_model_are_judged_as_the_documentation_says() -> None:
@@ -77,16 +77,16 @@ def test_routed_steps_and_equal_memory_are_judged_as_the_documentation_says() ->
             system, claims = read_json(folder / "system.json"), read_results(folder)["claims"]
         assert re.fullmatch(r"[0-9a-f]{40}", system["commit"]) and system["gpus"][0]["name"] == "NVIDIA H200"
         found |= claims
-    assert found["token_routing"]["verdict"] == found["catekv_efficiency"]["verdict"] == "reproduced"
-    assert found["sats_finetuned"]["verdict"] == "inconclusive"
+    claims_recorded = ("token_routing", "catekv_efficiency", "sats_finetuned", "batching")
+    assert [found[name]["verdict"] for name in claims_recorded] == ["reproduced"] * 4
     findings = {f["predicate"]: f for claim in found.values() for f in claim["findings"] if f["interval"]}
     least = findings["faster than dense"]
-    assert least["interval"]["n"] == 7 and round(least["interval"]["point"], 2) == 1.04
+    assert least["interval"]["n"] == 7 and round(least["interval"]["point"], 2) == 1.03
     static = least["extra"]["dense over static, Llama-3.1-8B, bfloat16"]
-    assert static == pytest.approx(1.145, abs=0.001) and f"static SATS {static:.2f}x" in FINDINGS
+    assert static == pytest.approx(1.143, abs=0.001) and f"static SATS {static:.2f}x" in FINDINGS
     equal = findings["throughput at equal memory"]
     assert (equal["extra"]["dense batch"], equal["extra"]["CateKV batch"]) == (3, 9)
-    assert round(equal["interval"]["point"], 2) == 2.06 and round(equal["extra"]["byte bound here"], 2) == 2.56
+    assert round(equal["interval"]["point"], 2) == 1.97 and round(equal["extra"]["byte bound here"], 2) == 2.56
 
 
 def test_a_small_model_contradicts_what_the_papers_say_of_large_ones() -> None:
