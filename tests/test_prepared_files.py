@@ -6,7 +6,9 @@ import os
 from pathlib import Path
 
 import pytest
+import safetensors.torch
 import torch
+from safetensors import SafetensorError
 
 from artifact.engine import prepared_files
 from artifact.errors import UserError
@@ -23,6 +25,17 @@ def test_what_was_written_is_read_and_a_file_cut_short_is_not(tmp_path: Path) ->
     assert [path.name for path in file.parent.iterdir()] == [file.name]
     file.write_bytes(file.read_bytes()[:-5])
     assert prepared_files.read(file) is None
+
+
+def test_a_full_disk_is_one_sentence_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(tensors: object, name: str, metadata: object = None) -> None:
+        Path(name).write_bytes(b"half")
+        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr(safetensors.torch, "save_file", full)
+    with pytest.raises(UserError, match=r"written \(.*No space left.*\); free some disk or set ARTIFACT_DATA"):
+        prepared_files.write(tmp_path / "numbers.safetensors", {"numbers": torch.zeros(3)})
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_least_recently_used_files_go_first_and_the_new_one_stays(tmp_path: Path) -> None:

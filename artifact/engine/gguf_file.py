@@ -45,7 +45,7 @@ class _Header:
 def converted(gguf: Path, families: Sequence[str]) -> Path:
     """Return the converted directory of a GGUF file, converting it on first use.
 
-    Raises UserError for a file that is damaged or holds a model outside `families`.
+    Raises UserError for a file that is damaged or holds a model outside `families`, and for a full disk.
     """
     with gguf.open("rb") as stream:
         sha256 = hashlib.file_digest(stream, "sha256").hexdigest()  # type: ignore[arg-type, unused-ignore]
@@ -61,15 +61,21 @@ def converted(gguf: Path, families: Sequence[str]) -> Path:
     _check_dimensions(gguf.name, header)
     rope = _rope(gguf.name, header)
     head_dim = header.metadata.get(f"{header.architecture}.attention.key_length")
-    target.parent.mkdir(parents=True, exist_ok=True)
-    work = Path(tempfile.mkdtemp(dir=target.parent))
+    work = None
     try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        work = Path(tempfile.mkdtemp(dir=target.parent))
         _convert(gguf, work, rope, head_dim)
         (work / "complete").write_text(sha256)
         if not target.exists():
             os.replace(work, target)
+    except OSError as error:
+        raise UserError(
+            f"{target} cannot be written ({error.strerror}); free some disk or set ARTIFACT_DATA"
+        ) from error
     finally:
-        shutil.rmtree(work, ignore_errors=True)
+        if work is not None:
+            shutil.rmtree(work, ignore_errors=True)
     return target
 
 
@@ -171,7 +177,8 @@ def _convert(gguf: Path, target: Path, rope: dict[str, Any], head_dim: int | Non
     os.environ.setdefault("TQDM_DISABLE", "1")
     import torch
     import transformers
-    from safetensors.torch import save_file
+
+    from artifact.engine.prepared_files import save
 
     where: dict[str, Any] = {"gguf_file": gguf.name, "local_files_only": True}
     try:
@@ -187,12 +194,8 @@ def _convert(gguf: Path, target: Path, rope: dict[str, Any], head_dim: int | Non
             f"{gguf.name} could not be loaded by transformers ({one_line(error)}); fetch it again"
         ) from error
     tied = model.config.tie_word_embeddings
-    tensors = {
-        name: value.contiguous()
-        for name, value in model.state_dict().items()
-        if not (tied and name == "lm_head.weight")
-    }
-    save_file(tensors, str(target / "model.safetensors"))
+    tensors = {name: one for name, one in model.state_dict().items() if not (tied and name == "lm_head.weight")}
+    save(target / "model.safetensors", tensors)
     dropped = ("quantization_config", "_name_or_path", "_model_name_or_path")
     kept = {key: value for key, value in model.config.to_dict().items() if key not in dropped}
     kept["rope_parameters"] = rope

@@ -6,6 +6,7 @@ delete and pruned to MAX_BYTES, least recently used first.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import tempfile
@@ -15,7 +16,7 @@ from pathlib import Path
 import torch
 
 from artifact.embedded import data_folder
-from artifact.errors import UserError
+from artifact.errors import UserError, one_line
 
 MAX_BYTES = 4_000_000_000
 _SOURCES = (
@@ -59,14 +60,26 @@ def read(file: Path) -> dict[str, torch.Tensor] | None:
     return tensors
 
 
-def write(file: Path, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Write under another name and rename, so that a killed process leaves no half file under the real one."""
+def save(file: Path, tensors: Mapping[str, torch.Tensor], metadata: dict[str, str] | None = None) -> None:
+    """Write tensors as safetensors. OSError when the disk is full, which the library reports as an error of its own."""
+    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
+    try:
+        save_file({name: value.contiguous() for name, value in tensors.items()}, str(file), metadata)
+    except SafetensorError as error:
+        raise OSError(errno.EIO, one_line(error)) from error
+
+
+def write(file: Path, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Write under another name and rename, so that a killed process leaves no half file under the real one.
+
+    Raises UserError when the disk is full or the folder cannot be written.
+    """
     handle, name = tempfile.mkstemp(dir=file.parent, suffix=".part")
     os.close(handle)
     try:
-        save_file({key: value.contiguous() for key, value in tensors.items()}, name)
+        save(Path(name), tensors)
         os.replace(name, file)
     except OSError as error:
         raise UserError(f"{file} cannot be written ({error.strerror}); free some disk or set ARTIFACT_DATA") from error

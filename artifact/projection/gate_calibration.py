@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 
 from artifact.engine.models import Weights
+from artifact.engine.prepared_files import save
 from artifact.errors import UserError, one_line
 from artifact.projection import cats, gate_stats, sats
 from artifact.projection.masked import GateMask
@@ -67,13 +68,11 @@ class GateCalibration:
 
     def save(self, file: Path) -> None:
         """Write tensors and origin; under another name first, so that no half file is left."""
-        from safetensors.torch import save_file
-
-        tensors = {"quantiles": self.quantiles.contiguous(), "candidates": self.curves.candidates}
+        tensors = {"quantiles": self.quantiles, "candidates": self.curves.candidates}
         tensors |= {"errors": self.curves.errors, "shares": self.curves.shares}
         scratch = file.with_name(f"{file.name}.{os.getpid()}.part")
         try:
-            save_file(tensors, str(scratch), {"schema": str(SCHEMA), "origin": json.dumps(asdict(self.origin))})
+            save(scratch, tensors, {"schema": str(SCHEMA), "origin": json.dumps(asdict(self.origin))})
             os.replace(scratch, file)
         except OSError as error:
             raise UserError(f"{file} cannot be written ({error.strerror}); choose a writable folder") from error
