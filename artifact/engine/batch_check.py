@@ -34,9 +34,9 @@ def check_step(decoder: BatchDecoder) -> float:
         alone.append(Decoder(decoder.weights, cache, one.tokens, decoder.thresholds, _copied(one.packed)))
     limit = max(DENSE_TOLERANCE, ROUNDINGS * torch.finfo(decoder.weights.embedding.dtype).eps)
     limit = limit if decoder.thresholds is None else max(limit, SPARSE_TOLERANCE)
-    own = [_by_layer(single.ops) for single in alone]
+    own = [_by_layer(single.ops, [op.launch for op in single.ops]) for single in alone]
     worst = 0.0
-    for index, launches in enumerate(_by_layer(decoder.ops)):
+    for index, launches in enumerate(_by_layer(decoder.ops, decoder._launches)):
         before = decoder.residual.clone()
         for single, residual in zip(alone, before, strict=True):
             single.buffers.residual.copy_(residual)
@@ -59,11 +59,11 @@ def check_step(decoder: BatchDecoder) -> float:
     return worst
 
 
-def _by_layer(ops: Sequence[Op]) -> list[list[Launch]]:
+def _by_layer(ops: Sequence[Op], launches: Sequence[Launch]) -> list[list[Launch]]:
     """Launches of a step, cut behind the down projection of each layer; the first part embeds, too."""
     parts: list[list[Launch]] = [[]]
-    for op in ops:
-        parts[-1].append(op.launch)
+    for op, launch in zip(ops, launches, strict=True):
+        parts[-1].append(launch)
         if op.name == "down":
             parts.append([])
     return parts
