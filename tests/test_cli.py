@@ -15,6 +15,7 @@ from artifact import claim, cli, profiles, system
 from artifact.cli import VERBS, main
 from artifact.errors import UserError
 from artifact.profiles import choose
+from artifact.records import read_json
 from artifact.verbs import doctor
 
 ROOT = Path(__file__).parent.parent
@@ -148,12 +149,15 @@ def test_costs_of_a_full_run_can_be_shipped_and_are_listed_where_nothing_was_run
     monkeypatch.chdir(tmp_path)
     for run, extra in (("full", []), ("quick", ["--quick"])):
         assert main(["verify", "byte_account", "--run", run, "--profile", "embedded", "--json", *extra]) == 0
+    monkeypatch.delenv("ARTIFACT_SECOND_MODEL", raising=False)
+    assert main(["verify", "transfer", "--run", "full", "--profile", "embedded", "--json"]) == 3
     real = claim.folder
     (tmp_path / "claims").mkdir()
     monkeypatch.setattr(claim, "folder", lambda: tmp_path / "claims")
     monkeypatch.setattr(claim, "names", lambda: [path.stem for path in real().glob("byte*.py")])
     assert main(["list", "--ship", "quick"]) == 2
     assert main(["list", "--ship", "full"]) == 0
+    assert list(read_json(tmp_path / "claims" / "measured.json")["claims"]) == ["byte_account"]  # the other was not run
     capsys.readouterr()
     assert main(["list", "--json"]) == 0
     ((measured,),) = [entry["measured"] for entry in json.loads(capsys.readouterr().out)]

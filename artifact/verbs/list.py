@@ -11,6 +11,7 @@ import click
 from artifact import claim as claims
 from artifact.errors import UserError
 from artifact.records import SCHEMA, read_json, runs_folder, write_json
+from artifact.stats import Verdict
 from artifact.verbs.tables import run_folder
 from artifact.verify import isolated, read_results
 
@@ -96,7 +97,9 @@ def _cost(claim: dict[str, Any], source: str) -> dict[str, Any]:
 
 
 def ship_costs(folder: Path) -> None:
-    """Merge the costs of a full run into claims/measured.json, with the machine in words. UserError for a quick run."""
+    """Merge the costs of a full run into claims/measured.json, with the machine in words; a claim that was not run has
+    none. UserError for a quick run.
+    """
     results = read_results(folder)
     if results.get("quick"):
         raise UserError(f"{folder.name} is a quick run; its minutes say nothing about a full one")
@@ -104,7 +107,8 @@ def ship_costs(folder: Path) -> None:
     gpus = ", ".join(gpu["name"] for gpu in system["gpus"])
     machine = gpus or f"{system['cpu']['usable_threads']} threads of {system['cpu']['model']}"
     known = shipped()
-    for name, claim in results["claims"].items():
+    ran = {name: claim for name, claim in results["claims"].items() if claim["verdict"] != Verdict.NOT_RUN.value}
+    for name, claim in ran.items():
         kept = {key: claim[key] for key in ("minutes", "peak_bytes", "verdict")}
         known[name] = known.get(name, {}) | {str(results["profile"]): kept | {"machine": machine}}
     write_json(claims.folder() / SHIPPED, {"schema": SCHEMA, "claims": known})
