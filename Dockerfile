@@ -34,7 +34,7 @@ COPY artifact/__init__.py artifact/errors.py artifact/embedded.py artifact/text.
 RUN python -m artifact.embedded
 COPY artifact/shapes.py artifact/
 COPY artifact/engine/__init__.py artifact/engine/checkpoints.py artifact/engine/gguf_file.py artifact/engine/gguf_header.py \
-     artifact/engine/rope.py artifact/engine/
+     artifact/engine/prepared_files.py artifact/engine/rope.py artifact/engine/
 RUN python -c 'from artifact import embedded; from artifact.engine import checkpoints; checkpoints.open_checkpoint(str(embedded.path()))' \
  && chmod -R a+rX /opt/data/converted
 
