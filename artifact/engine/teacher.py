@@ -230,18 +230,33 @@ def _attend(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, ret
     """Return (heads, m, d): attention over the retained entries of each head and the block's own past."""
     if queries.is_cuda:
         return _attend_by_head(queries, keys, values, retained)
-    heads, count, _ = queries.shape
-    kv_heads, longest, _ = retained.keys.shape
-    past = torch.arange(longest, device=queries.device)[None] < retained.lengths[:, None]
-    own = torch.ones(count, count, dtype=torch.bool, device=queries.device).tril()
-    visible = torch.cat((past[:, None].expand(-1, count, -1), own.expand(kv_heads, -1, -1)), -1)
-    return functional.scaled_dot_product_attention(
-        queries[None],
-        torch.cat((retained.keys, keys), 1)[None],
-        torch.cat((retained.values, values), 1)[None],
-        attn_mask=visible.repeat_interleave(heads // kv_heads, 0)[None],
-        enable_gqa=heads > kv_heads,
-    )[0]
+    heads, count, dim = queries.shape
+    kv_heads = keys.shape[0]
+    group = heads // kv_heads
+    own, own_lse = _fused(queries, keys.repeat_interleave(group, 0), values.repeat_interleave(group, 0), causal=True)
+    # All queries of a group see the same retained entries: they are rows of one head, and no mask is needed.
+    rows = queries.reshape(kv_heads, group * count, dim)
+    lengths = retained.lengths.tolist()
+    alike = [range(kv_heads)] if len(set(lengths)) == 1 else [range(head, head + 1) for head in range(kv_heads)]
+    parts = []
+    for same in alike:
+        picked, length = slice(same.start, same.stop), lengths[same.start]
+        seen = retained.keys[picked, :length], retained.values[picked, :length]
+        parts.append(_fused(rows[picked], *seen, causal=False))
+    past = torch.cat([mixed for mixed, _ in parts]).view(heads, count, dim)
+    past_lse = torch.cat([lse for _, lse in parts]).view(heads, count)
+    return torch.lerp(own, past, torch.sigmoid(past_lse - own_lse)[..., None].to(own.dtype))
+
+
+def _fused(
+    queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, causal: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """PyTorch's fused CPU attention (heads, m, d) with its log-sum-exp (heads, m), by which parts are merged."""
+    if not keys.shape[1]:
+        return torch.zeros_like(queries), queries.new_full(queries.shape[:2], float("-inf"), dtype=torch.float32)
+    fused = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu  # scaled_dot_product_attention keeps the sum
+    mixed, lse = fused(queries[None], keys[None], values[None], 0.0, causal)
+    return mixed[0], lse[0]
 
 
 def _attend_by_head(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, retained: Entries) -> torch.Tensor:
