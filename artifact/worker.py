@@ -86,6 +86,10 @@ def describe(forked: bool) -> dict[str, Any]:
     id, threads asked for and threads that torch really uses, where it was imported; whether it was forked.
     """
     found: dict[str, Any] = {"pid": os.getpid(), "forked": forked, "threads": int(os.environ["OMP_NUM_THREADS"])}
+    import resource
+
+    u = resource.getrusage(resource.RUSAGE_SELF)
+    found["use"] = [round(u.ru_utime, 2), round(u.ru_stime, 2), u.ru_minflt]
     if (torch := sys.modules.get("torch")) is not None:
         found["torch_threads"] = torch.get_num_threads()
     return found

@@ -24,19 +24,30 @@ class Regions:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._open = torch.empty(0, dtype=torch.uint8)
+        self._open = self._kept = torch.empty(0, dtype=torch.uint8)
         self._used = 0
 
     def take(self, size: int) -> torch.Tensor:
-        """Return `size` bytes, uint8, aligned; large requests get a region of their own."""
-        if size > REGION_BYTES // 2:
-            return region(size)
+        """Return `size` bytes, uint8, aligned; large requests that do not fit get a region of their own."""
         with self._lock:
             start = -(-self._used // ALIGN_BYTES) * ALIGN_BYTES
             if start + size > self._open.numel():
+                if size > REGION_BYTES // 2:
+                    return region(size)
+                self._kept = self.kept()  # what was not handed out of it is never read
                 self._open, start = region(REGION_BYTES), 0
             self._used = start + size
             return self._open[start : start + size]
+
+    def keep(self, size: int) -> None:
+        """Take what comes next from one region of `size` bytes that is never given back."""
+        with self._lock:
+            self._open = self._kept = region(size)
+            self._used = 0
+
+    def kept(self) -> torch.Tensor:
+        """The bytes of that region, uint8, that were handed out; none where none was asked for."""
+        return self._kept[: self._used] if self._kept is self._open else self._kept
 
 
 def region(size: int) -> torch.Tensor:
@@ -63,6 +74,16 @@ def empty(shape: tuple[int, ...], dtype: torch.dtype, device: str | torch.device
     if torch.device(device).type != "cpu" or size < SMALL_BYTES:
         return torch.empty(shape, dtype=dtype, device=device)
     return _regions.take(size).view(dtype).view(shape)
+
+
+def keep(size: int) -> None:
+    """Give the next `size` bytes of CPU tensors one region that stays for as long as the process."""
+    _regions.keep(size)
+
+
+def kept() -> torch.Tensor:
+    """Return that region's bytes, uint8, as far as tensors lie in them; empty where nothing is kept."""
+    return _regions.kept()
 
 
 def placed(tensor: torch.Tensor) -> torch.Tensor:

@@ -134,14 +134,18 @@ def test_answers_of_every_arm_come_from_equal_prompts_and_leave_each_other_alone
     assert shares["dense"] == 1.0 and shares["snapkv"] == pytest.approx(0.4, abs=0.01) and shares["catekv"] < 0.4
 
 
-def test_generation_stays_inside_its_own_storage(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same greedy tokens as decoding on a copy of the dense cache; the shared cache is as long as before."""
+def test_an_answer_leaves_the_prompts_cache_as_it_was(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same greedy tokens as decoding on a copy of the dense cache, again after every other arm has answered."""
     made = bench(tiny, monkeypatch)
     prompt = variable_tracking.prompts(Writer(made.tokenizer, STORY, 420), 420, 1, 1, 1, "value")[0]  # type: ignore[arg-type]
-    tokens = prompt.tokens
-    own = prefill(made.weights, tokens[:-1], 440).cache
-    found = kv_cells._generate(made, own, tokens, 5, None)
+    tokens, count = prompt.tokens, len(prompt.tokens)
+    own = prefill(made.weights, tokens[:-ROWS], 440).cache
     buffer = torch.cat((tokens, torch.zeros(6, dtype=torch.int64)))
-    copy: KVCache = own.fork(len(tokens) - 1, 440)
+    copy: KVCache = prefill(made.weights, tokens[:-1], 440).cache
     decode(Decoder(made.weights, copy, buffer, greedy=True), 5)
-    assert found == buffer[len(tokens) : len(tokens) + 5].tolist() and own.tokens == len(tokens) - 1
+    asked = kv_cells._asked(made, own, count - ROWS, tokens)
+    for arm in (ARMS[0], ARMS[2], ARMS[4], ARMS[0]):
+        ((found, _),) = kv_cells._answers(made, [asked], 5, arm)
+        if arm is ARMS[0]:
+            assert found == buffer[count : count + 5].tolist()
+    assert asked.cache.tokens == count - 1

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from kernels import memory
+from kernels.cpu import bandwidth
 
 THP = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
@@ -35,6 +36,35 @@ def test_a_region_outlives_all_but_its_last_tensor() -> None:
     del first, regions
     gc.collect()
     assert bool((second == 2).all())
+
+
+def test_what_is_kept_lies_in_one_region_and_what_does_not_fit_elsewhere() -> None:
+    regions = memory.Regions()
+    regions.take(1 << 20)
+    assert regions.kept().numel() == 0
+    regions.keep(3 * memory.REGION_BYTES)
+    large, small = regions.take(2 * memory.REGION_BYTES).fill_(1), regions.take(100).fill_(2)
+    kept = regions.kept()
+    assert kept.numel() == large.numel() + small.numel()
+    assert kept.data_ptr() == large.data_ptr() and small.data_ptr() == large.data_ptr() + large.numel()
+    beyond, after = regions.take(2 * memory.REGION_BYTES).fill_(3), regions.take(100).fill_(4)
+    assert regions.kept().numel() == kept.numel() + 128  # of `after`, aligned: there was room for it
+    assert bool((large == 1).all() and (small == 2).all() and (beyond == 3).all() and (after == 4).all())
+    regions.take(memory.REGION_BYTES // 2)
+    regions.take(memory.REGION_BYTES // 2 + 100)
+    regions.take(memory.REGION_BYTES // 2)  # opens another region
+    assert regions.kept().numel() == 5 * memory.REGION_BYTES // 2 + 256
+
+
+def test_bandwidth_reads_the_kept_weights_where_they_are_large_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    regions = memory.Regions()
+    monkeypatch.setattr(memory, "_regions", regions)
+    memory.keep(1 << 20)
+    weights = memory.empty((250_000,), torch.float32, "cpu").fill_(1.0)
+    for asked, same in ((250_000, True), (330_000, True), (400_000, False), (200_000, True)):
+        buffer = bandwidth.make_buffer(asked)
+        assert (buffer.data_ptr() == weights.data_ptr()) is same
+        assert buffer.numel() == (min(asked, 250_000) if same else asked)
 
 
 def test_a_copy_of_a_transposed_tensor_is_laid_out_anew() -> None:

@@ -17,12 +17,13 @@ from artifact.engine.checkpoints import Checkpoint, open_checkpoint
 from artifact.engine.rope import inverse_frequencies
 from artifact.errors import UserError, one_line
 from artifact.shapes import Shape
-from kernels.memory import empty, placed
+from kernels.memory import empty, keep, placed
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _held: dict[tuple[str, str, torch.dtype], Weights] = {}  # by identity, device and dtype
+SLACK_BYTES = 8 << 20  # of what is kept: biases, and the alignment of every tensor
 STORED = (torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -90,6 +91,8 @@ def hold(source: str, dtype: torch.dtype, most_bytes: int) -> bool:
     shape = open_checkpoint(source).shape
     if 2 * (shape.layers * shape.projection_params + shape.head_params) * dtype.itemsize > most_bytes:
         return False
+    heads = 1 if shape.tied_head else 2
+    keep((2 * shape.layers * shape.projection_params + heads * shape.head_params) * dtype.itemsize + SLACK_BYTES)
     weights = load(source, "cpu", dtype)
     for layer in weights.layers:
         for matrix in (layer.qkv, layer.o, layer.gate_up, layer.down):

@@ -1,19 +1,21 @@
 """Answers to retrieval prompts under each configuration: prompts of one haystack share its dense prefill, and every
 branch decodes from the same cache.
 
-The prefill ends one token before the prompt does, so the branch under test produces the first answer token, too.
+The prefill ends one token before the prompt does, so the branch under test produces the first answer token, too. On a
+CPU the answers to a few prompts are decoded together.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from artifact.engine import teacher
+from artifact.engine import continuation, teacher
 from artifact.engine.cache import KVCache
-from artifact.engine.decoder import Decoder
+from artifact.engine.continuation import Continuation
 from artifact.kv.retain import budget
 from artifact.kv.window import Window
 from artifact.measure import configuration as configurations
@@ -25,6 +27,24 @@ Row = dict[str, Any]
 # An answer is some seven digit tokens, whose activations are not those of running text: 44% was read at 50% keep. A
 # branch that ran dense, or with another ratio of a sweep's ends, is still farther off than this.
 ANSWER_R_P_TOLERANCE = 0.15
+TOGETHER = 4  # prompts: as many as ask for the codes of one haystack
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A prompt with the dense cache (all but its last token) that arms select from, and the last rows' queries."""
+
+    prompt: Prompt
+    cache: KVCache
+    queries: list[torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What an arm read and generated; its KV branch has grown by the answer."""
+
+    branch: Branch
+    given: Continuation
 
 
 def ask(
@@ -37,17 +57,25 @@ def ask(
     """
     base: tuple[str, KVCache] | None = None
     room = max(_longest(prompt, writer) for prompt in prompts)
-    for number, prompt in enumerate(prompts):
-        bench.say(number / len(prompts), f"{prompt.test} at {len(prompt.tokens):,} tokens")
-        if base is None or base[0] != prompt.haystack:
-            last = base[1] if base else None
-            base = (prompt.haystack, _prefill_shared(bench, prompt, last, prompts[number - 1], room))
-        cache = base[1]
-        queries = _continue_to(bench, cache, prompt.tokens[:-1], prompt.shared - ROWS)
-        for arm in arms:
-            yield _row(bench, prompt, arm, _answer(bench, prompt, cache, queries, arm), 1, "own")
-        if writer is not None and prompt.test == "multikey":
-            yield from _second_turn(bench, writer, prompt, cache, queries, arms)
+    # A GPU answers one by one: several caches of 128K tokens do not fit beside each other.
+    size = TOGETHER if bench.weights.device.type == "cpu" else 1
+    for first in range(0, len(prompts), size):
+        asked = []
+        for number, prompt in enumerate(prompts[first : first + size], first):
+            bench.say(number / len(prompts), f"{prompt.test} at {len(prompt.tokens):,} tokens")
+            if base is None or base[0] != prompt.haystack:
+                last = base[1] if base else None
+                base = (prompt.haystack, _prefill_shared(bench, prompt, last, prompts[number - 1], room))
+            queries = _continue_to(bench, base[1], prompt.tokens[:-1], prompt.shared - ROWS)
+            own = base[1] if size == 1 else base[1].fork(base[1].tokens, room)
+            asked.append(Asked(prompt, own, queries))
+        steps = max(answer_tokens(one.prompt) for one in asked)
+        given = _answers(bench, asked, arms, steps)
+        for i, one in enumerate(asked):
+            for arm in arms:
+                yield _row(bench, one.prompt, arm, given[i, arm.label], 1, "own")
+        if writer is not None and asked[0].prompt.test == "multikey":
+            yield from _second_turn(bench, writer, asked, arms)
 
 
 def _longest(prompt: Prompt, writer: Writer | None) -> int:
@@ -82,80 +110,74 @@ def _continue_to(bench: Workbench, cache: KVCache, tokens: torch.Tensor, keep: i
     return teacher.extend(bench.weights, cache, rest, ROWS).queries
 
 
-def _answer(
-    bench: Workbench, prompt: Prompt, cache: KVCache, queries: list[torch.Tensor], arm: Configuration
-) -> tuple[list[int], Branch, float]:
-    """Generate greedily from the last prompt token; the cache is rolled back afterwards."""
-    steps = answer_tokens(prompt)
-    branch = configurations.bind(arm, bench.weights, bench.calibration, cache, queries, steps)
-    generated, r_p = generate(bench, prompt.tokens, cache, branch, steps)
-    configurations.check_r_p(arm, r_p, ANSWER_R_P_TOLERANCE)
-    return generated, branch, r_p
+def _answers(
+    bench: Workbench,
+    asked: Sequence[Asked],
+    arms: Sequence[Configuration],
+    steps: int,
+    onward: Callable[[Prompt], tuple[int, Prompt]] = lambda prompt: (0, prompt),
+) -> dict[tuple[int, str], Answer]:
+    """Greedy answers by number of the prompt and label of the arm, each selected from its prompt's cache.
 
-
-def generate(
-    bench: Workbench, tokens: torch.Tensor, cache: KVCache, branch: Branch, steps: int
-) -> tuple[list[int], float]:
-    """Read tokens[cache.tokens:-1] under the branch, then decode `steps` greedy tokens, on the cache's spare slots.
-
-    Every branch of a prompt writes the same slots behind the prompt, which none of them reads before writing; the
-    position is restored at the end, so no branch sees another.
+    onward: the prompt that an arm answers instead, and how many tokens it reads first on what it retained.
     """
-    length, start = int(tokens.shape[0]), cache.tokens
-    feed = length - 1 - start
-    room = min(bench.weights.shape.window, cache.capacity) - length
-    steps = max(0, min(steps, room))
-    buffer = torch.zeros(length + steps + 1, dtype=torch.int64, device=bench.weights.device)
-    buffer[:length] = tokens
-    if feed > 0:
-        given = tokens[start : start + feed].to(bench.weights.device)
-        teacher.extend(bench.weights, cache, given, 0, branch.thresholds, branch.packed)
-    r_p = 1.0
-    if steps:
-        decoder = Decoder(bench.weights, cache, buffer, branch.thresholds, branch.packed, greedy=True)
-        decoder.check_room(steps)
-        for _ in range(steps):
-            decoder.step()
-        r_p = decoder.counted().r_p
-    cache.set_tokens(start)
-    return buffer[length : length + steps].tolist(), r_p
+    found: dict[tuple[int, str], Answer] = {}
+    goals = [onward(one.prompt) for one in asked]
+    kinds = {(arm.r_p, arm.method == "full"): None for arm in arms}
+    for kind in kinds:
+        same = [arm for arm in arms if (arm.r_p, arm.method == "full") == kind]
+        keys, branches, jobs = [], [], []
+        for i, (one, (more, goal)) in enumerate(zip(asked, goals, strict=True)):
+            for arm in same:
+                branch = configurations.bind(
+                    arm, bench.weights, bench.calibration, one.cache, one.queries, steps + more
+                )
+                jobs.append(continuation.Prompt(goal.tokens, one.cache.share(one.cache.tokens), branch.packed))
+                keys.append((i, arm))
+                branches.append(branch)
+        given = continuation.continued(bench.weights, jobs, steps, branches[0].thresholds)
+        for (i, arm), branch, own in zip(keys, branches, given, strict=True):
+            if own.generated:
+                configurations.check_r_p(arm, own.r_p, ANSWER_R_P_TOLERANCE)
+            found[i, arm.label] = Answer(branch, own)
+    return found
 
 
 def _second_turn(
-    bench: Workbench,
-    writer: Writer,
-    prompt: Prompt,
-    cache: KVCache,
-    queries: list[torch.Tensor],
-    arms: Sequence[Configuration],
+    bench: Workbench, writer: Writer, asked: Sequence[Asked], arms: Sequence[Configuration]
 ) -> Iterator[Row]:
-    """Yield turn 2 of a multi-key prompt: with the selection of the first question, and scored again for the second.
+    """Yield turn 2 of multi-key prompts: with the selection of the first question, and scored again for the second.
 
     Of the arms, dense decoding and pure selections take it.
     """
-    turn, second = writer.second_turn(prompt)
-    steps = answer_tokens(second)
-    reserve = len(turn) + steps + 1
+    seconds = [writer.second_turn(one.prompt) for one in asked]
+    steps = max(answer_tokens(second) for _, second in seconds)
+    goals = {one.prompt.id: (len(turn) + 1, second) for one, (turn, second) in zip(asked, seconds, strict=True)}
     selections = [arm for arm in arms if arm.method == "snapkv" and arm.r_p == 1]
-    for arm in [*(arm for arm in arms if arm.kind == "dense"), *selections]:
-        branch = configurations.bind(arm, bench.weights, bench.calibration, cache, queries, reserve)
-        generated, r_p = generate(bench, second.tokens, cache, branch, steps)
-        yield _row(bench, second, arm, (generated, branch, r_p), 2, "stale")
-    rescored = _continue_to(bench, cache, second.tokens[:-1], len(prompt.tokens) - ROWS)
-    for arm in selections:
-        yield _row(bench, second, arm, _answer(bench, second, cache, rescored, arm), 2, "rescored")
+    held = [*(arm for arm in arms if arm.kind == "dense"), *selections]
+    stale = _answers(bench, asked, held, steps, lambda prompt: goals[prompt.id])
+    again = []
+    for one, (_, second) in zip(asked, seconds, strict=True):
+        rescored = _continue_to(bench, one.cache, second.tokens[:-1], len(one.prompt.tokens) - ROWS)
+        again.append(Asked(second, one.cache, rescored))
+    fresh = _answers(bench, again, selections, steps)
+    for i, (_, second) in enumerate(seconds):
+        for arm in held:
+            yield _row(bench, second, arm, stale[i, arm.label], 2, "stale")
+        for arm in selections:
+            yield _row(bench, second, arm, fresh[i, arm.label], 2, "rescored")
 
 
 def _row(
     bench: Workbench,
     prompt: Prompt,
     arm: Configuration,
-    answer: tuple[list[int], Branch, float],
+    answer: Answer,
     turn: int,
     selection: str,
 ) -> Row:
     """A stored answer. selection: "own" question, "stale" (that of turn 1) or "rescored" for the second question."""
-    generated, branch, r_p = answer
+    generated, branch = answer.given.generated[: answer_tokens(prompt)], answer.branch
     prefilled = len(prompt.tokens) - 1
     inside = Window(arm.window.sinks).index(prefilled, arm.r_kv).tolist() if arm.method == "window" else None
     retained = prefilled if branch.packed is None else budget(branch.packed.prompt_tokens, arm.r_kv)
@@ -171,6 +193,6 @@ def _row(
         "in_window": None if inside is None else set(range(prompt.needle.start, prompt.needle.stop)) <= set(inside),
         "outcome": grade(prompt, generated, bench.tokenizer),
         "generated": generated,
-        "counted_r_p": r_p,
+        "counted_r_p": answer.given.r_p,
         "retained": retained,
     }

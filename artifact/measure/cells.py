@@ -14,7 +14,7 @@ import dataclasses
 import math
 import queue
 import statistics
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
@@ -141,7 +141,8 @@ def selected_contexts(params: Row) -> list[int]:
 
 def measure_group(prepared: Prepared, group: list[Row], steps: int, order_seed: int = 0) -> list[Row]:
     """Build, check, time and count the members of one group; return their rows."""
-    common = Common(_unread_cache(prepared, group, steps))
+    selecting = [int(one["context"]) for one in group if one["r_kv"] < 1]
+    common = Common(unread_cache(prepared, selecting, steps + EXTRA_STEPS))
     decoders = {str(i): build(prepared, one, steps, common) for i, one in enumerate(group)}
     errors = dict.fromkeys(decoders, 0.0)
     for name in gated(group):
@@ -219,11 +220,13 @@ class Common:
     selected: dict[tuple[int, float, str], PackedCache] = field(default_factory=dict)
 
 
-def _unread_cache(prepared: Prepared, group: list[Row], steps: int) -> KVCache | None:
-    longest = max((int(one["context"]) for one in group if one["r_kv"] < 1), default=0)
-    if prepared.synthetic or not longest:
+def unread_cache(prepared: Prepared, contexts: Sequence[int], room: int) -> KVCache | None:
+    """The full cache that KV members at these contexts append to and never read; None without any, and where caches
+    are shared anyway.
+    """
+    if prepared.synthetic or not contexts:
         return None
-    return prepared.cache.fork(longest, longest + steps + EXTRA_STEPS)
+    return prepared.cache.fork(max(contexts), max(contexts) + room)
 
 
 def build(prepared: Prepared, one: Row, steps: int, common: Common | None = None) -> Decoder:

@@ -8,18 +8,19 @@ nothing but what the method kept can be read.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.nn import functional
 
-from artifact.engine import teacher
+from artifact.engine import continuation, teacher
 from artifact.engine.cache import KVCache
 from artifact.engine.decoder import Decoder
 from artifact.engine.pruned import PrunedCache
-from artifact.kv.branch import KVBranch
 from artifact.kv.catekv import CateKV
 from artifact.measure import kv_arms, quality
+from artifact.measure.answers import TOGETHER
 from artifact.measure.kv_arms import Arm
 from artifact.measure.quality import Protocol
 from artifact.measure.retrieval import Prompt, Writer, answer_tokens, grade
@@ -118,20 +119,25 @@ def answered(params: Row) -> Iterator[Row]:
 def _needles(bench: Workbench, prompts: Sequence[Prompt], arms: Sequence[Arm]) -> Iterator[Row]:
     cache: KVCache | None = None
     haystack = ""
-    for number, prompt in enumerate(prompts):
-        yield {"progress": number / len(prompts), "doing": f"{prompt.test} at {len(prompt.tokens):,} tokens"}
-        if cache is None or prompt.haystack != haystack:
-            shared = prefilled(bench, prompt.tokens[: prompt.shared], f"dense prefill of {prompt.shared:,} tokens")
-            cache, haystack = shared.cache.fork(prompt.shared, prompt.shared + ROWS + 64), prompt.haystack
-        for arm, generated, share in _answers(bench, cache, prompt.shared, prompt.tokens, answer_tokens(prompt), arms):
-            outcome = grade(prompt, generated, bench.tokenizer)
-            yield {
-                **_common(bench, arm, prompt.test, prompt.tokens, share),
-                "prompt_id": prompt.id,
-                "depth": round(prompt.depth, 4),
-                "outcome": outcome,
-                "score": float(outcome == "right"),
-            }
+    for first in range(0, len(prompts), TOGETHER):
+        asked = []
+        for number, prompt in enumerate(prompts[first : first + TOGETHER], first):
+            yield {"progress": number / len(prompts), "doing": f"{prompt.test} at {len(prompt.tokens):,} tokens"}
+            if cache is None or prompt.haystack != haystack:
+                shared = prefilled(bench, prompt.tokens[: prompt.shared], f"dense prefill of {prompt.shared:,} tokens")
+                cache, haystack = shared.cache.fork(prompt.shared, prompt.shared + ROWS + 64), prompt.haystack
+            asked.append(_asked(bench, cache, prompt.shared, prompt.tokens))
+        steps = max(answer_tokens(prompt) for prompt in prompts)
+        for arm in arms:
+            for prompt, (generated, share) in zip(prompts[first:], _answers(bench, asked, steps, arm), strict=False):
+                outcome = grade(prompt, generated[: answer_tokens(prompt)], bench.tokenizer)
+                yield {
+                    **_common(bench, arm, prompt.test, prompt.tokens, share),
+                    "prompt_id": prompt.id,
+                    "depth": round(prompt.depth, 4),
+                    "outcome": outcome,
+                    "score": float(outcome == "right"),
+                }
 
 
 def _tracked(bench: Workbench, prompts: Sequence[Tracking], arms: Sequence[Arm]) -> Iterator[Row]:
@@ -139,8 +145,9 @@ def _tracked(bench: Workbench, prompts: Sequence[Tracking], arms: Sequence[Arm])
         count = len(prompt.tokens)
         yield {"progress": number / len(prompts), "doing": f"variable tracking at {count:,} tokens"}
         filled = prefilled(bench, prompt.tokens[: count - ROWS], "dense prefill of a tracking prompt")
-        cache = filled.cache.fork(count - ROWS, count)
-        for arm, generated, share in _answers(bench, cache, count - ROWS, prompt.tokens, prompt.answer_tokens, arms):
+        asked = _asked(bench, filled.cache.fork(count - ROWS, count), count - ROWS, prompt.tokens)
+        for arm in arms:
+            ((generated, share),) = _answers(bench, [asked], prompt.answer_tokens, arm)
             answer = str(bench.tokenizer.decode(generated))
             yield {
                 **_common(bench, arm, "tracking", prompt.tokens, share),
@@ -165,31 +172,37 @@ def _common(bench: Workbench, arm: Arm, test: str, tokens: torch.Tensor, share: 
     }
 
 
-def _answers(
-    bench: Workbench, cache: KVCache, shared: int, tokens: torch.Tensor, steps: int, arms: Sequence[Arm]
-) -> Iterator[tuple[Arm, list[int], float]]:
-    """Greedy answers of every arm; `cache` holds tokens[:shared] and is extended to all but the last one."""
+@dataclass(frozen=True)
+class Asked:
+    """A prompt, the dense cache of all but its last token, and the queries of its last rows."""
+
+    tokens: torch.Tensor
+    cache: KVCache
+    queries: list[torch.Tensor]
+
+
+def _asked(bench: Workbench, cache: KVCache, shared: int, tokens: torch.Tensor) -> Asked:
+    """Extend `cache`, which holds tokens[:shared], to all but the last token, and copy it."""
     count = int(tokens.shape[0])
     cache.set_tokens(max(1, min(shared, count - 1 - ROWS)))
     rest = tokens[cache.tokens : count - 1].to(bench.weights.device)
     queries = teacher.extend(bench.weights, cache, rest, ROWS).queries
-    for arm in arms:
-        branch = kv_arms.bind(arm, cache, queries, _scale(bench), steps)
-        share = kv_arms.kept_share(branch, cache)
-        yield arm, _generate(bench, cache, tokens, steps, branch), share
+    return Asked(tokens, cache.fork(count - 1, count - 1), queries)
 
 
-def _generate(bench: Workbench, cache: KVCache, tokens: torch.Tensor, steps: int, branch: KVBranch | None) -> list[int]:
-    """Decode `steps` greedy tokens from the last prompt token, dense on a fork, a method on its own storage alone."""
-    count = int(tokens.shape[0])
-    buffer = torch.zeros(count + steps + 1, dtype=torch.int64, device=bench.weights.device)
-    buffer[:count] = tokens
-    own = cache.fork(count - 1, count + steps) if branch is None else cache.released()
-    decoder = Decoder(bench.weights, own, buffer, packed=branch, greedy=True)
-    decoder.check_room(steps)
-    for _ in range(steps):
-        decoder.step()
-    return [int(token) for token in buffer[count : count + steps].tolist()]
+def _answers(bench: Workbench, asked: Sequence[Asked], steps: int, arm: Arm) -> list[tuple[list[int], float]]:
+    """Greedy answers of an arm and the share of the cache it keeps: dense on a fork, a method on its own storage
+    alone.
+    """
+    prompts, shares = [], []
+    for one in asked:
+        branch = kv_arms.bind(arm, one.cache, one.queries, _scale(bench), steps)
+        shares.append(kv_arms.kept_share(branch, one.cache))
+        count = one.cache.tokens
+        own = one.cache.fork(count, count + 1 + steps) if branch is None else one.cache.released()
+        prompts.append(continuation.Prompt(one.tokens, own, branch))
+    given = continuation.continued(bench.weights, prompts, steps, None)
+    return [(own.generated, share) for own, share in zip(given, shares, strict=True)]
 
 
 def _bench(params: Row) -> Workbench:

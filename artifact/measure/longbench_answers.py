@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from artifact.measure import answers
+from artifact.engine.continuation import Prompt, continued
 from artifact.measure import configuration as configurations
 from artifact.measure.configuration import Configuration
 from artifact.measure.workbench import Workbench, prefilled
@@ -31,8 +31,9 @@ def ask(
         cache = filled.cache.fork(len(tokens) - 1, len(tokens) + steps + 1)
         for arm in arms:
             branch = configurations.bind(arm, bench.weights, bench.calibration, cache, filled.queries, steps + 1)
-            generated, _ = answers.generate(bench, tokens, cache, branch, steps)
-            ids = until_end(generated, bench.tokenizer.eos_token_id)
+            asked = Prompt(tokens, cache.share(cache.tokens), branch.packed)
+            (given,) = continued(bench.weights, [asked], steps, branch.thresholds)
+            ids = until_end(given.generated, bench.tokenizer.eos_token_id)
             text = str(bench.tokenizer.decode(ids, skip_special_tokens=True))
             yield {
                 **arm.record(),

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from artifact.account import Mode
+from artifact.engine.cache import KVCache, PackedCache
 from artifact.engine.decoder import Decoder
 from artifact.engine.prepare import GRID_TOKENS, Prepared, grid
 from artifact.engine.reference import gate_step
@@ -22,7 +23,7 @@ from artifact.judge.levels import with_levels
 from artifact.judge.precision import Variant, crossing
 from artifact.kv.retain import budget
 from artifact.kv.snapkv import SnapKV
-from artifact.measure.cells import live, prepared_for
+from artifact.measure.cells import live, prepared_for, unread_cache
 from artifact.projection.quantised import Precision, to_precision
 
 Row = dict[str, Any]
@@ -34,6 +35,7 @@ SPREAD = (0.7, 1.3)  # crossing contexts, as shares of the predicted crossing
 # A handful of tokens of one passage was seen to read 43% to 52% at 50%; thresholds that are ignored read everything.
 KEEP_TOLERANCE = 0.1
 One = tuple[int, Mode, str]  # context, mode, part
+Selected = dict[int, PackedCache]
 
 
 def timed(params: Row) -> Iterator[Row]:
@@ -47,14 +49,16 @@ def timed(params: Row) -> Iterator[Row]:
         yield {"progress": number / len(params["variants"]), "doing": f"{variant.name}: sweep and crossing"}
         precision = None if variant.bits is None else to_precision(prepared.weights, variant.bits)
         sweep: list[One] = [(n, mode, "sweep") for n in (short, long) for mode in modes]
-        pilot = with_levels(measure(prepared, precision, variant, sweep, (r_p, keep), PILOT_STEPS))
+        selected: Selected = {}
+        pilot = with_levels(measure(prepared, precision, variant, sweep, (r_p, keep), PILOT_STEPS, selected))
         star = variant.n_star(pilot[0], r_p, keep)
         # A pilot has no crossing rows; its prediction does not need them.
         predicted = crossing(pilot, variant, r_p, keep).predicted
         centre = predicted if math.isfinite(predicted) and short < predicted < long else star
         contexts = around(centre, SPREAD, GRID_TOKENS, short, long)
         group = sweep + [(n, mode, "crossing") for n in contexts for mode in modes[1:]]
-        yield from measure(prepared, precision, variant, group, (r_p, keep), steps, int(params["order_seed"]))
+        seed = int(params["order_seed"])
+        yield from measure(prepared, precision, variant, group, (r_p, keep), steps, selected, seed)
 
 
 def measure(
@@ -64,10 +68,18 @@ def measure(
     group: Sequence[One],
     ratios: tuple[float, float],
     steps: int,
+    selected: Selected | None = None,
     seed: int = 0,
 ) -> list[Row]:
-    """Time decoders that are alive together; one of every mode takes its first step against the reference."""
-    decoders = {str(i): build(prepared, precision, variant, one, ratios, steps) for i, one in enumerate(group)}
+    """Time decoders that are alive together; one of every mode takes its first step against the reference.
+
+    selected: what groups before this one selected of the cache, by context; copies are taken from it.
+    """
+    selected = {} if selected is None else selected
+    unread = unread_cache(prepared, [n for n, mode, _ in group if mode is Mode.KV], steps + ROOM_STEPS)
+    decoders = {
+        str(i): build(prepared, precision, variant, one, ratios, steps, unread, selected) for i, one in enumerate(group)
+    }
     errors: dict[Mode, float] = {}
     for (_, mode, _), decoder in zip(group, decoders.values(), strict=True):
         if mode in errors:
@@ -115,16 +127,23 @@ def build(
     one: One,
     ratios: tuple[float, float],
     steps: int,
+    unread: KVCache | None,
+    selected: Selected,
 ) -> Decoder:
-    """One decoder on a cache of its own, going on with the text behind the longest prefill."""
+    """One decoder on a cache of its own (of KV members `unread`), going on with the text behind the longest prefill."""
     context, mode, _ = one
-    room = steps + ROOM_STEPS
-    cache = prepared.cache.share(context) if prepared.synthetic else prepared.cache.fork(context, context + room)
-    thresholds = prepared.calibration.thresholds(ratios[0]) if mode is Mode.PROJECTION else None
+    room = max(steps, PILOT_STEPS) + ROOM_STEPS
     packed = None
+    if mode is not Mode.KV or unread is None:
+        cache = prepared.cache.share(context) if prepared.synthetic else prepared.cache.fork(context, context + room)
+    else:
+        cache = unread.share(context)
     if mode is Mode.KV:
-        share = variant.r_kv(context, ratios[1])
-        packed = SnapKV().select(cache, prepared.queries[grid(context)], share, prepared.scale(), room)
+        if context not in selected:
+            share, queries = variant.r_kv(context, ratios[1]), prepared.queries[grid(context)]
+            selected[context] = SnapKV().select(cache, queries, share, prepared.scale(), room)
+        packed = selected[context].fork()
+    thresholds = prepared.calibration.thresholds(ratios[0]) if mode is Mode.PROJECTION else None
     passage = prepared.tokens[prepared.cache.tokens :][: room + 1]
     tokens = torch.cat((prepared.tokens[:context], passage))
     if precision is None:
