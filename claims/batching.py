@@ -39,7 +39,7 @@ PAPER = figures("crossover")
 R_P, R_KV = 0.5, 0.3
 BATCHES, QUICK_BATCHES = (1, 2, 4, 8, 16), (1, 2, 4, 8)
 CONTEXT, QUICK_CONTEXT = 128, 64  # of the passages whose union is counted
-COUNTED_STEPS = 10
+COUNTED_STEPS = 6
 BLOCKS, QUICK_BLOCKS = 7, 3
 STEPS, QUICK_STEPS = 8, 6
 # (batch, (shortest, longest) context of the sweep): n*_B falls faster than 1/B, and both ends should see it between.

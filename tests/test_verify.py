@@ -20,7 +20,7 @@ from artifact.profiles import Profile
 from artifact.records import Run
 from artifact.samples import SampleLog
 from artifact.stats import Region, Verdict, exact_interval
-from artifact.verbs.verify import names_of
+from artifact.verbs.verify import by_memory, names_of
 from artifact.verify import Outcome, derive, exit_code, judge_claim, summarise, verify
 
 PROFILE = Profile("embedded", "none", "cpu", "float32", None, 1)
@@ -87,6 +87,17 @@ def test_the_claims_of_one_paper_and_those_that_nobody_can_place(write) -> None:
     write("b", GOOD.replace('"crossover"', '"sats"'))
     write("c_broken", "import no_such_module")
     assert (names_of("crossover"), names_of("sats")) == (["a", "c_broken"], ["b", "c_broken"])
+
+
+def test_all_claims_run_largest_first_and_unknown_ones_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    costs = {
+        "a": {"gpu": {"peak_bytes": 9}},
+        "b": {"embedded": {"peak_bytes": 5}},
+        "d": {"embedded": {"peak_bytes": 7}},
+    }
+    monkeypatch.setattr("artifact.verbs.list.shipped", lambda: costs)
+    assert by_memory(["a", "b", "c", "d"], "embedded") == ["d", "b", "a", "c"]
+    assert by_memory(["a", "b", "c", "d"], "gpu") == ["a", "b", "c", "d"]
 
 
 def test_a_contradicted_value_is_contradicted(write, tmp_path: Path) -> None:

@@ -54,11 +54,16 @@ def identify(params: Row) -> Iterator[Row]:
 
 
 def scored(params: Row) -> Iterator[Row]:
-    """Task: negative log-likelihoods of the chosen windows under every arm; one row per window and arm."""
+    """Task: negative log-likelihoods of the windows under every arm; one row per window and arm.
+
+    params["first"], where given: [windows, scored tokens] to take of them.
+    """
     bench = _bench(params)
     protocol = Protocol(params["context"], params["scored"], params["windows"])
     text = bench.evaluation_text
     cut = quality.windows(bench.tokenizer, text.text, protocol, text.name)
+    if "first" in params:
+        cut = cut.first(*params["first"])
     arms = [kv_arms.from_record(record) for record in params["arms"]]
     for number, window in enumerate(cut.tokens):
         yield {"progress": number / len(cut.tokens), "doing": f"window {number + 1} of {len(cut.tokens)}"}

@@ -51,11 +51,11 @@ def common(run: Run) -> Row:
 
 
 def window_cell(run: Run, claim: str, arms: list[Row], stepwise: bool = False) -> Cell:
-    """All windows under all arms in one process; `stepwise` takes the first few windows and tokens."""
+    """All windows under all arms in one process; `stepwise` takes the first few windows and tokens of them."""
     size, key = protocol(run), "windows"
-    if stepwise:
-        size, key = Protocol(size.context_tokens, STEPWISE_TOKENS, STEPWISE_WINDOWS), "stepwise"
     params = {**common(run), "context": size.context_tokens, "scored": size.scored_tokens, "windows": size.windows}
+    if stepwise:
+        key, params["first"] = "stepwise", [min(STEPWISE_WINDOWS, size.windows), STEPWISE_TOKENS]
     return Cell(claim, key, "artifact.measure.kv_cells:scored", params | {"arms": arms}, timeout_s=3600.0)
 
 

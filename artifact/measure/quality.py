@@ -79,6 +79,11 @@ class Windows:
     bos: int | None
     text: str
 
+    def first(self, windows: int, scored: int) -> Windows:
+        """The beginning of the first of these windows: they share their prefills."""
+        protocol = Protocol(self.protocol.context_tokens, scored, windows)
+        return Windows(protocol, self.tokens[:windows, : protocol.window_tokens], self.bos, self.text)
+
     @property
     def hash(self) -> str:
         """Names everything that decides which probabilities are taken: tokens, positions, BOS and windows."""

@@ -85,6 +85,7 @@ def allocate_layer(error: Callable[[torch.Tensor], float], share: torch.Tensor, 
     error(keeps) is the layer's output error. Candidates are kept in a heap with the error that they had when last
     tried and are tried again only when they come first, since errors mostly grow as the layer gets sparser.
     """
+    error = _remembered(error)  # a step that is taken was tried just before
     keeps = torch.ones(len(share), dtype=torch.float64)
     heap = [(_price(error, keeps, share, i, 0.0), i) for i in range(len(share))]
     heapq.heapify(heap)
@@ -101,6 +102,18 @@ def allocate_layer(error: Callable[[torch.Tensor], float], share: torch.Tensor, 
         if keeps[index] > 1 - MOST + 1e-9:
             heapq.heappush(heap, (_price(error, keeps, share, index, current), index))
     return keeps
+
+
+def _remembered(error: Callable[[torch.Tensor], float]) -> Callable[[torch.Tensor], float]:
+    known: dict[tuple[float, ...], float] = {}
+
+    def found(keeps: torch.Tensor) -> float:
+        key = tuple(keeps.tolist())
+        if key not in known:
+            known[key] = error(keeps)
+        return known[key]
+
+    return found
 
 
 def _price(
