@@ -81,10 +81,12 @@ def peak_bytes() -> int:
 
 
 def describe(forked: bool) -> dict[str, Any]:
-    """The process as the record needs it:
-
-    id, threads asked for and threads that torch really uses, where it was imported; whether it was forked.
+    """The process as the record needs it: id, threads asked for and threads that torch really uses, where it was
+    imported, whether it was forked, and processor time spent, in the system as well (memory touched for the first time
+    is a part of it).
     """
+    import resource
+
     found: dict[str, Any] = {"pid": os.getpid(), "forked": forked, "threads": int(os.environ["OMP_NUM_THREADS"])}
     import resource
 

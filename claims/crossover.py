@@ -29,7 +29,7 @@ PAIRS = ((0.5, 0.3), (0.6, 0.3), (0.6, 0.2))  # (r_p, r_kv); the first is the pa
 REGION_SHARE = 0.055  # 4.1K / 74.3K
 BOUND_SLACK = 1.05
 BLOCKS = 7  # docs/judge-rates.md: fewer blocks err too often, and so does looking again after every further one
-STEPS, QUICK_STEPS = 50, 24
+STEPS, QUICK_STEPS = 50, 16
 QUICK_PAIRS, QUICK_BLOCKS = PAIRS[:1], 4  # a quick run relies on a quiet machine; the regions are the same
 EVERYWHERE = frozenset(NAMES)
 

@@ -155,8 +155,10 @@ class SparK:
 
 def top_channels(weight: torch.Tensor, count: int) -> torch.Tensor:
     """Return booleans like `weight` of the `count` largest entries along the last axis, ties to the earlier one."""
-    order = torch.sort(weight, dim=-1, descending=True, stable=True).indices[..., :count]
-    return torch.zeros_like(weight, dtype=torch.bool).scatter(-1, order, True)
+    least = weight.kthvalue(weight.shape[-1] - count + 1, dim=-1, keepdim=True).values
+    over, equal = weight > least, weight == least
+    room = count - over.sum(-1, keepdim=True)
+    return over | (equal & (equal.cumsum(-1) <= room))
 
 
 def _dense(source: PackedCache, recovered: torch.Tensor, tokens: int, reserve: int) -> PackedCache:

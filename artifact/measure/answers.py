@@ -19,7 +19,7 @@ from artifact.engine.continuation import Continuation
 from artifact.kv.retain import budget
 from artifact.kv.window import Window
 from artifact.measure import configuration as configurations
-from artifact.measure.configuration import Branch, Configuration
+from artifact.measure.configuration import Configuration
 from artifact.measure.retrieval import Prompt, Writer, answer_tokens, grade
 from artifact.measure.workbench import ROWS, Workbench, prefilled
 
@@ -41,10 +41,10 @@ class Asked:
 
 @dataclass(frozen=True)
 class Answer:
-    """What an arm read and generated; its KV branch has grown by the answer."""
+    """What an arm generated, and from how many tokens its KV method selected, if it has one."""
 
-    branch: Branch
     given: Continuation
+    selected_from: int | None
 
 
 def ask(
@@ -139,7 +139,7 @@ def _answers(
         for (i, arm), branch, own in zip(keys, branches, given, strict=True):
             if own.generated:
                 configurations.check_r_p(arm, own.r_p, ANSWER_R_P_TOLERANCE)
-            found[i, arm.label] = Answer(branch, own)
+            found[i, arm.label] = Answer(own, None if branch.packed is None else branch.packed.prompt_tokens)
     return found
 
 
@@ -177,10 +177,10 @@ def _row(
     selection: str,
 ) -> Row:
     """A stored answer. selection: "own" question, "stale" (that of turn 1) or "rescored" for the second question."""
-    generated, branch = answer.given.generated[: answer_tokens(prompt)], answer.branch
+    generated = answer.given.generated[: answer_tokens(prompt)]
     prefilled = len(prompt.tokens) - 1
     inside = Window(arm.window.sinks).index(prefilled, arm.r_kv).tolist() if arm.method == "window" else None
-    retained = prefilled if branch.packed is None else budget(branch.packed.prompt_tokens, arm.r_kv)
+    retained = prefilled if answer.selected_from is None else budget(answer.selected_from, arm.r_kv)
     return {
         **arm.record(),
         "test": prompt.test,

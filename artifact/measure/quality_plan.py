@@ -13,7 +13,7 @@ from artifact.records import Run
 # The paper: eight windows of 32K and 512 scored tokens. A prompt of 4K is half of the embedded model's window, and
 # eight of them are what its default text holds.
 EMBEDDED = Protocol(context_tokens=4096, scored_tokens=128, windows=8)
-EMBEDDED_QUICK = Protocol(context_tokens=1024, scored_tokens=64, windows=3)  # those of the KV claims (kv_plan)
+EMBEDDED_QUICK = Protocol(context_tokens=2048, scored_tokens=64, windows=3)
 PAPER = Protocol(context_tokens=32768, scored_tokens=512, windows=8)
 PAPER_QUICK = Protocol(context_tokens=8192, scored_tokens=128, windows=3)
 
