@@ -88,10 +88,8 @@ def describe(forked: bool) -> dict[str, Any]:
     import resource
 
     found: dict[str, Any] = {"pid": os.getpid(), "forked": forked, "threads": int(os.environ["OMP_NUM_THREADS"])}
-    import resource
-
-    u = resource.getrusage(resource.RUSAGE_SELF)
-    found["use"] = [round(u.ru_utime, 2), round(u.ru_stime, 2), u.ru_minflt]
+    spent = resource.getrusage(resource.RUSAGE_SELF)
+    found |= {"user_s": round(spent.ru_utime, 2), "system_s": round(spent.ru_stime, 2)}
     if (torch := sys.modules.get("torch")) is not None:
         found["torch_threads"] = torch.get_num_threads()
     return found

@@ -9,9 +9,19 @@ import pytest
 
 from artifact.account import K_TOKENS, Setting, n_star
 from artifact.claim import Finding
+from artifact.engine.memory_plan import Fit
 from artifact.judge import crossing
 from artifact.judge.levels import with_levels
-from artifact.measure.crossing_cells import SHORTEST_TOKENS, Plan, crossing_contexts, crossing_group, sweep_group
+from artifact.measure.crossing_cells import (
+    FRESH_BLOCKS,
+    SHORTEST_TOKENS,
+    Plan,
+    block_cell,
+    crossing_contexts,
+    crossing_group,
+    sweep_group,
+)
+from artifact.profiles import Profile
 from artifact.stats import Verdict
 from claims import crossover
 from tests.faults.crossover import (
@@ -137,6 +147,17 @@ def test_without_rows_nothing_is_reproduced() -> None:
 def test_contexts_around_a_prediction_lie_on_the_grid_and_differ(predicted: float) -> None:
     found = crossing.around(predicted, (0.82, 0.94, 1.06, 1.18), 256, 1280, 7680)
     assert len(found) >= 2 and all(n % 256 == 0 and 1280 <= n <= 7680 for n in found)
+
+
+def test_at_least_three_blocks_start_a_fresh_interpreter() -> None:
+    profile = Profile("embedded", "smollm2-135m", "cpu", "float32", None, 2)
+    plan, contexts = (
+        Plan("crossover", crossover.PAIRS, crossover.STEPS),
+        {pair: [2048, 4096] for pair in crossover.PAIRS},
+    )
+    cells = [block_cell(profile, plan, Fit(7936, ""), block, contexts) for block in range(crossover.BLOCKS)]
+    assert [cell.fresh for cell in cells] == [True] * FRESH_BLOCKS + [False] * (crossover.BLOCKS - FRESH_BLOCKS)
+    assert FRESH_BLOCKS >= 3 and len({cell.params["order_seed"] for cell in cells}) == crossover.BLOCKS
 
 
 def test_members_that_several_pairs_need_are_measured_once() -> None:

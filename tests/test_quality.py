@@ -199,6 +199,14 @@ def test_windows_are_disjoint_and_carry_exactly_one_bos() -> None:
     assert plain.hash != marked.hash
 
 
+def test_the_first_windows_begin_as_the_others_do_and_are_another_protocol() -> None:
+    text = "".join(chr(33 + i % 90) for i in range(1000))
+    cut = quality.windows(Letters(1), text, quality.Protocol(20, 8, 4), "t")  # type: ignore[arg-type]
+    first = cut.first(2, 3)
+    assert torch.equal(first.tokens, cut.tokens[:2, :24]) and first.bos == 1
+    assert first.protocol == quality.Protocol(20, 3, 2) and first.hash != cut.hash
+
+
 def test_the_protocol_hash_moves_with_everything_that_decides() -> None:
     text = "".join(chr(33 + i % 90) for i in range(1000))
     make = lambda c, s, w, t=text: quality.windows(Letters(None), t, quality.Protocol(c, s, w), "t").hash  # type: ignore[arg-type] # noqa: E731
