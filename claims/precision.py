@@ -93,22 +93,28 @@ CLAIM = Claim(
 
 
 def measure(run: Run) -> None:
-    """One process per block, every variant a group of its own in it."""
+    """A pilot that chooses the contexts, then one process per block, every variant a group of its own in it."""
     from dataclasses import asdict
 
     from artifact.measure.cells import request
-    from artifact.measure.precision_cells import TASK
+    from artifact.measure.precision_cells import PILOT, PILOT_STEPS, TIMED, crossing_contexts
     from artifact.records import Cell
 
     if run.profile.name != "embedded":
         raise NotRun("the contexts are those of the embedded model; run it with --profile embedded")
-    steps = QUICK_STEPS if run.quick else STEPS
-    contexts = list(range(256, LONGEST + 1, 256))
-    params = request(run.profile, [], steps, LONGEST) | {"contexts": contexts, "r_p": R_P, "r_kv": R_KV}
     variants = [one for one in VARIANTS if one[0].name in QUANTISED or not run.quick]
-    params["variants"] = [[asdict(variant), list(ends)] for variant, ends in variants]
-    blocks = [params | {"order_seed": block} for block in range(QUICK_BLOCKS if run.quick else BLOCKS)]
-    run.measure([Cell(NAME, f"block-{block}", TASK, own, block) for block, own in enumerate(blocks)])
+    blocks, steps = (QUICK_BLOCKS, QUICK_STEPS) if run.quick else (BLOCKS, STEPS)
+    common = {"contexts": list(range(256, LONGEST + 1, 256)), "r_p": R_P, "r_kv": R_KV}
+
+    def cell(key: str, task: str, steps: int, found: dict[str, list[int]], block: int) -> Cell:
+        params = request(run.profile, [], steps, LONGEST) | common | {"order_seed": block}
+        params["variants"] = [[asdict(variant), list(ends), found.get(variant.name, [])] for variant, ends in variants]
+        return Cell(NAME, key, task, params, block)
+
+    run.expect(1 + blocks)
+    pilot = run.measure([cell("pilot", PILOT, PILOT_STEPS, {}, 0)])
+    found = {variant.name: crossing_contexts(pilot, variant, ends, (R_P, R_KV)) for variant, ends in variants}
+    run.measure([cell(f"block-{block}", TIMED, steps, found, block) for block in range(blocks)])
 
 
 def judge(rows: list[dict[str, Any]], profile: Profile) -> list[Finding]:

@@ -120,11 +120,7 @@ def test_rows_count_what_they_say(prepared: Prepared, variant: Variant) -> None:
     assert max(row["gate_error"] for row in (dense, sparse, kept)) < 1e-3
 
 
-def test_text_lasts_for_a_pilot_that_is_longer_than_the_runs(
-    weights: models.Weights, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Steps of a quick run are fewer than the pilot's: the text behind the prefill was once too short for it."""
-
+def test_a_pilot_chooses_the_contexts_of_the_blocks(weights: models.Weights, monkeypatch: pytest.MonkeyPatch) -> None:
     def made(params: Row, say: object) -> Prepared:
         longest = int(params["longest"])
         text = tokens(longest + int(params["steps"]) + EXTRA_STEPS + 1)
@@ -133,10 +129,16 @@ def test_text_lasts_for_a_pilot_that_is_longer_than_the_runs(
         return Prepared(weights, text, calibration, filled.cache, filled.queries, "a text")
 
     monkeypatch.setattr(precision_cells, "prepared_for", made)
-    variant = dataclasses.asdict(Variant("int8", bits=8))
-    params = {"r_p": 0.5, "r_kv": 0.3, "steps": 2, "longest": 512, "order_seed": 0, "variants": [[variant, [256, 512]]]}
-    rows = [row for row in timed(params) if row.get("kind") == "precision"]
-    assert {row["part"] for row in rows} == {"sweep", "crossing"} and all(len(row["ms"]) == 2 for row in rows)
+    int8, ends = Variant("int8", bits=8), (256, 512)
+    variant = dataclasses.asdict(int8)
+    params = {"r_p": 0.5, "r_kv": 0.3, "steps": 3, "longest": 512, "order_seed": 0, "variants": [[variant, ends, []]]}
+    first = [row for row in precision_cells.pilot(params) if "kind" in row]
+    assert {row["kind"] for row in first} == {"pilot"} and {row["part"] for row in first} == {"sweep"}
+    contexts = precision_cells.crossing_contexts(first, int8, ends, (0.5, 0.3))
+    assert len(set(contexts)) == 2 and all(n % 256 == 0 and 256 <= n <= 512 for n in contexts)
+    rows = [row for row in timed(params | {"variants": [[variant, ends, contexts]]}) if row.get("kind") == "precision"]
+    assert sorted({row["context"] for row in rows if row["part"] == "crossing"}) == sorted(contexts)
+    assert all(len(row["ms"]) == 3 for row in rows) and len(rows) == 6 + 2 * len(contexts)
 
 
 def test_honest_rows_give_the_accounts_crossings() -> None:

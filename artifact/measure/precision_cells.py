@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from artifact.account import Mode
-from artifact.engine.cache import KVCache, PackedCache
+from artifact.engine.cache import KVCache
 from artifact.engine.decoder import Decoder
 from artifact.engine.prepare import GRID_TOKENS, Prepared, grid
 from artifact.engine.reference import gate_step
@@ -27,38 +27,46 @@ from artifact.measure.cells import live, prepared_for, unread_cache
 from artifact.projection.quantised import Precision, to_precision
 
 Row = dict[str, Any]
-TASK = "artifact.measure.precision_cells:timed"
+TIMED, PILOT = "artifact.measure.precision_cells:timed", "artifact.measure.precision_cells:pilot"
 WARMUP_STEPS = 2
 ROOM_STEPS = WARMUP_STEPS + 1  # and the step that is checked
 PILOT_STEPS = 10
 SPREAD = (0.7, 1.3)  # crossing contexts, as shares of the predicted crossing
 # A handful of tokens of one passage was seen to read 43% to 52% at 50%; thresholds that are ignored read everything.
 KEEP_TOLERANCE = 0.1
+MODES = (Mode.DENSE, Mode.PROJECTION, Mode.KV)
 One = tuple[int, Mode, str]  # context, mode, part
-Selected = dict[int, PackedCache]
+Ends = tuple[int, int]  # the contexts of a sweep
+
+
+def pilot(params: Row) -> Iterator[Row]:
+    """Task: per variant a short sweep that only chooses the contexts of the blocks; no verdict reads it."""
+    for row in timed(params):
+        yield row | {"kind": "pilot"} if "kind" in row else row
 
 
 def timed(params: Row) -> Iterator[Row]:
-    """Task: per variant a pilot sweep that chooses contexts, then sweep and crossing rows in one group."""
-    r_p, keep, steps = float(params["r_p"]), float(params["r_kv"]), int(params["steps"])
-    most = params | {"steps": max(steps, PILOT_STEPS)}  # text and caches are to last for the longer of the two
-    prepared = yield from live(lambda say: prepared_for(most, say))
-    modes = (Mode.DENSE, Mode.PROJECTION, Mode.KV)
-    for number, (record, (short, long)) in enumerate(params["variants"]):
+    """Task: per variant sweep and crossing rows in one group. params["variants"]: [record, ends, crossing contexts]."""
+    ratios, steps = (float(params["r_p"]), float(params["r_kv"])), int(params["steps"])
+    prepared = yield from live(lambda say: prepared_for(params, say))
+    for number, (record, ends, contexts) in enumerate(params["variants"]):
         variant = Variant(**record)
         yield {"progress": number / len(params["variants"]), "doing": f"{variant.name}: sweep and crossing"}
         precision = None if variant.bits is None else to_precision(prepared.weights, variant.bits)
-        sweep: list[One] = [(n, mode, "sweep") for n in (short, long) for mode in modes]
-        selected: Selected = {}
-        pilot = with_levels(measure(prepared, precision, variant, sweep, (r_p, keep), PILOT_STEPS, selected))
-        star = variant.n_star(pilot[0], r_p, keep)
-        # A pilot has no crossing rows; its prediction does not need them.
-        predicted = crossing(pilot, variant, r_p, keep).predicted
-        centre = predicted if math.isfinite(predicted) and short < predicted < long else star
-        contexts = around(centre, SPREAD, GRID_TOKENS, short, long)
-        group = sweep + [(n, mode, "crossing") for n in contexts for mode in modes[1:]]
-        seed = int(params["order_seed"])
-        yield from measure(prepared, precision, variant, group, (r_p, keep), steps, selected, seed)
+        group: list[One] = [(n, mode, "sweep") for n in ends for mode in MODES]
+        group += [(n, mode, "crossing") for n in contexts for mode in MODES[1:]]
+        yield from measure(prepared, precision, variant, group, ratios, steps, int(params["order_seed"]))
+
+
+def crossing_contexts(rows: Sequence[Row], variant: Variant, ends: Ends, ratios: tuple[float, float]) -> list[int]:
+    """Contexts of the crossing rows: around what the pilot's rows of a variant predict, or its n*."""
+    mine = with_levels([row for row in rows if row.get("group") == variant.name])
+    short, long = ends
+    star = variant.n_star(mine[0], *ratios)
+    # A pilot has no crossing rows; its prediction does not need them.
+    predicted = crossing(mine, variant, *ratios).predicted
+    centre = predicted if math.isfinite(predicted) and short < predicted < long else star
+    return around(centre, SPREAD, GRID_TOKENS, short, long)
 
 
 def measure(
@@ -68,18 +76,11 @@ def measure(
     group: Sequence[One],
     ratios: tuple[float, float],
     steps: int,
-    selected: Selected | None = None,
     seed: int = 0,
 ) -> list[Row]:
-    """Time decoders that are alive together; one of every mode takes its first step against the reference.
-
-    selected: what groups before this one selected of the cache, by context; copies are taken from it.
-    """
-    selected = {} if selected is None else selected
+    """Time decoders that are alive together; one of every mode takes its first step against the reference."""
     unread = unread_cache(prepared, [n for n, mode, _ in group if mode is Mode.KV], steps + ROOM_STEPS)
-    decoders = {
-        str(i): build(prepared, precision, variant, one, ratios, steps, unread, selected) for i, one in enumerate(group)
-    }
+    decoders = {str(i): build(prepared, precision, variant, one, ratios, steps, unread) for i, one in enumerate(group)}
     errors: dict[Mode, float] = {}
     for (_, mode, _), decoder in zip(group, decoders.values(), strict=True):
         if mode in errors:
@@ -128,21 +129,18 @@ def build(
     ratios: tuple[float, float],
     steps: int,
     unread: KVCache | None,
-    selected: Selected,
 ) -> Decoder:
     """One decoder on a cache of its own (of KV members `unread`), going on with the text behind the longest prefill."""
     context, mode, _ = one
-    room = max(steps, PILOT_STEPS) + ROOM_STEPS
+    room = steps + ROOM_STEPS
     packed = None
     if mode is not Mode.KV or unread is None:
         cache = prepared.cache.share(context) if prepared.synthetic else prepared.cache.fork(context, context + room)
     else:
         cache = unread.share(context)
     if mode is Mode.KV:
-        if context not in selected:
-            share, queries = variant.r_kv(context, ratios[1]), prepared.queries[grid(context)]
-            selected[context] = SnapKV().select(cache, queries, share, prepared.scale(), room)
-        packed = selected[context].fork()
+        share, queries = variant.r_kv(context, ratios[1]), prepared.queries[grid(context)]
+        packed = SnapKV().select(cache, queries, share, prepared.scale(), room)
     thresholds = prepared.calibration.thresholds(ratios[0]) if mode is Mode.PROJECTION else None
     passage = prepared.tokens[prepared.cache.tokens :][: room + 1]
     tokens = torch.cat((prepared.tokens[:context], passage))
