@@ -41,7 +41,7 @@ BATCHES, QUICK_BATCHES = (1, 2, 4, 8, 16), (1, 2, 4, 8)
 CONTEXT, QUICK_CONTEXT = 128, 64  # of the passages whose union is counted
 COUNTED_STEPS = 6
 BLOCKS, QUICK_BLOCKS = 7, 3
-STEPS, QUICK_STEPS = 8, 6
+STEPS = 6
 # (batch, (shortest, longest) context of the sweep): n*_B falls faster than 1/B, and both ends should see it between.
 SWEEPS = ((1, (1024, 7936)), (2, (512, 3072)), (4, (256, 1536)))
 # The same on a GPU, as shares of the n* of one sequence, whatever the model: if sequences activate channels
@@ -147,7 +147,7 @@ def _timed(run: Run, blocks: int) -> None:
         sweeps, longest, note = _gpu_sweeps(run, (steps + ROOM_STEPS) * max(batch for batch, _ in GPU_SHARES))
         ends = sorted({one[0] for _, (short, long) in sweeps for one in members(short, long, R_P, R_KV)})
     else:
-        steps, note = (QUICK_STEPS if run.quick else STEPS), ""
+        steps, note = STEPS, ""
         sweeps = list(SWEEPS[1:] if run.quick else SWEEPS)
         longest = max(long for _, (_, long) in SWEEPS)  # also of a quick run: the prefill is shared with other claims
         ends = [n for _, pair in sweeps for n in range(256, max(pair) + 1, 256)]

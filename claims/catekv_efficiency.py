@@ -40,7 +40,7 @@ EVERYWHERE = frozenset(NAMES)
 SHARE, ETA, BUDGET_TOKENS, LONG_TOKENS = 0.4, 1.0, 2048, 131072
 A100_BYTES = 80e9
 BLOCKS, QUICK_BLOCKS = 7, 3
-STEPS, QUICK_STEPS = 16, 12
+STEPS, QUICK_STEPS = 12, 8
 # Batched steps: 80 GB at 128K on a GPU; elsewhere what three dense caches take at a context where a block is seconds.
 BATCH_STEPS, QUICK_BATCH_STEPS = 12, 6
 SMALL_BATCH, SMALL_TOKENS, SMALL_STEPS = 3, 2048, 6
