@@ -3,8 +3,8 @@
 A split is SPLIT keys of one KV head whatever the thread count, so results do not depend on it. Up to three query
 heads of a group are taken together, so that every key and value is loaded once for all of them and memory is asked
 for all the time: with one head after the other, the caches serve all but the first and memory idles meanwhile (19.9
-against 22.8 GB/s at 8K with 2 threads). Keys come from two halves of a split and values from four quarters, which
-keeps several read streams in flight.
+against 22.8 GB/s at 8K with 2 threads). Keys and values come from the four quarters of a split: a thread that reads one
+stream gets 15 GB/s where four give 22 (docs/log-cpu-kernels.md).
 """
 
 from __future__ import annotations
@@ -28,47 +28,59 @@ SPLIT = 256
 @numba.njit(fastmath=FASTMATH, forceinline=True)
 def _scores1(q, keys, scale, dim, out):  # type: ignore[no-untyped-def]
     """Write scale q . k of every key for one query head, q (1, d), out (1, keys)."""
-    qa = q[0]
-    half = keys.shape[0] // 2
-    for j in range(half):
-        a0, b0 = np.float32(0), np.float32(0)
+    qa, oa = q[0], out[0]
+    e = keys.shape[0] // 4
+    for j in range(e):
+        w, x, y, z = np.float32(0), np.float32(0), np.float32(0), np.float32(0)
         for d in range(dim):
-            a0 += keys[j, d] * qa[d]
-            b0 += keys[j + half, d] * qa[d]
-        out[0, j], out[0, j + half] = a0 * scale, b0 * scale
-    for j in range(2 * half, keys.shape[0]):
-        a0 = np.float32(0)
+            w += keys[j, d] * qa[d]
+            x += keys[j + e, d] * qa[d]
+            y += keys[j + 2 * e, d] * qa[d]
+            z += keys[j + 3 * e, d] * qa[d]
+        oa[j], oa[j + e], oa[j + 2 * e], oa[j + 3 * e] = w * scale, x * scale, y * scale, z * scale
+    for j in range(4 * e, keys.shape[0]):
+        w = np.float32(0)
         for d in range(dim):
-            a0 += keys[j, d] * qa[d]
-        out[0, j] = a0 * scale
+            w += keys[j, d] * qa[d]
+        oa[j] = w * scale
 
 
 @numba.njit(fastmath=FASTMATH, forceinline=True)
 def _scores3(q, keys, scale, dim, out):  # type: ignore[no-untyped-def]
     """The same for three query heads at once, q (3, d), out (3, keys)."""
     qa, qb, qc = q[0], q[1], q[2]
-    half = keys.shape[0] // 2
-    for j in range(half):
-        a0, a1, a2 = np.float32(0), np.float32(0), np.float32(0)
-        b0, b1, b2 = np.float32(0), np.float32(0), np.float32(0)
+    oa, ob, oc = out[0], out[1], out[2]
+    e = keys.shape[0] // 4
+    for j in range(e):
+        w0, w1, w2 = np.float32(0), np.float32(0), np.float32(0)
+        x0, x1, x2 = np.float32(0), np.float32(0), np.float32(0)
+        y0, y1, y2 = np.float32(0), np.float32(0), np.float32(0)
+        z0, z1, z2 = np.float32(0), np.float32(0), np.float32(0)
         for d in range(dim):
-            x, y = keys[j, d], keys[j + half, d]
-            a0 += x * qa[d]
-            a1 += x * qb[d]
-            a2 += x * qc[d]
-            b0 += y * qa[d]
-            b1 += y * qb[d]
-            b2 += y * qc[d]
-        out[0, j], out[1, j], out[2, j] = a0 * scale, a1 * scale, a2 * scale
-        out[0, j + half], out[1, j + half], out[2, j + half] = b0 * scale, b1 * scale, b2 * scale
-    for j in range(2 * half, keys.shape[0]):
-        a0, a1, a2 = np.float32(0), np.float32(0), np.float32(0)
+            w, x, y, z = keys[j, d], keys[j + e, d], keys[j + 2 * e, d], keys[j + 3 * e, d]
+            w0 += w * qa[d]
+            w1 += w * qb[d]
+            w2 += w * qc[d]
+            x0 += x * qa[d]
+            x1 += x * qb[d]
+            x2 += x * qc[d]
+            y0 += y * qa[d]
+            y1 += y * qb[d]
+            y2 += y * qc[d]
+            z0 += z * qa[d]
+            z1 += z * qb[d]
+            z2 += z * qc[d]
+        oa[j], oa[j + e], oa[j + 2 * e], oa[j + 3 * e] = w0 * scale, x0 * scale, y0 * scale, z0 * scale
+        ob[j], ob[j + e], ob[j + 2 * e], ob[j + 3 * e] = w1 * scale, x1 * scale, y1 * scale, z1 * scale
+        oc[j], oc[j + e], oc[j + 2 * e], oc[j + 3 * e] = w2 * scale, x2 * scale, y2 * scale, z2 * scale
+    for j in range(4 * e, keys.shape[0]):
+        w0, w1, w2 = np.float32(0), np.float32(0), np.float32(0)
         for d in range(dim):
-            x = keys[j, d]
-            a0 += x * qa[d]
-            a1 += x * qb[d]
-            a2 += x * qc[d]
-        out[0, j], out[1, j], out[2, j] = a0 * scale, a1 * scale, a2 * scale
+            w = keys[j, d]
+            w0 += w * qa[d]
+            w1 += w * qb[d]
+            w2 += w * qc[d]
+        oa[j], ob[j], oc[j] = w0 * scale, w1 * scale, w2 * scale
 
 
 @numba.njit(fastmath=FASTMATH, forceinline=True)
