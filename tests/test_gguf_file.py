@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -138,6 +139,21 @@ def test_the_second_use_reads_the_conversion(
     monkeypatch.setattr(gguf_file, "_convert", lambda *_: pytest.fail("converted again"))
     assert open_checkpoint(str(file)).folder == first
     assert sorted(path.name for path in first.parent.iterdir()) == [first.name]
+
+
+def test_a_file_is_hashed_once_until_it_is_written_anew(
+    tiny: Callable[[str], Loaded], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = write(tiny("llama").model, "llama", tmp_path / "tiny.gguf")
+    first = open_checkpoint(str(file))
+    with monkeypatch.context() as patch:
+        patch.setattr(gguf_file.hashlib, "file_digest", lambda *_: pytest.fail("hashed again"))
+        assert open_checkpoint(str(file)).identity == first.identity
+    content, status = bytearray(file.read_bytes()), file.stat()
+    content[-1] ^= 1  # of the same size, in place, a moment later
+    file.write_bytes(content)
+    os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns + 1))
+    assert open_checkpoint(str(file)).identity != first.identity
 
 
 @pytest.mark.parametrize("kind", ["linear", "llama3"])

@@ -176,6 +176,7 @@ def test_numbers_too_large_for_the_wanted_type_are_refused(tiny: Tiny, tmp_path:
 
 def test_held_weights_are_handed_out_and_others_are_loaded(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(models, "_held", {})
+    monkeypatch.setattr(models, "_tokenizers", {})
     source = str(tiny("llama").path)
     shape = tiny("llama").weights.shape
     size = 2 * 4 * (shape.layers * shape.projection_params + shape.head_params)
@@ -185,6 +186,21 @@ def test_held_weights_are_handed_out_and_others_are_loaded(tiny: Tiny, monkeypat
     assert held is models.load(source) and all("w_in" in layer.down.__dict__ for layer in held.layers)
     assert models.load(source, dtype=torch.bfloat16).dtype == torch.bfloat16
     assert models.load(str(tiny("qwen3").path)).identity != held.identity
+
+
+def test_the_tokenizer_of_held_weights_is_loaded_once(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tests.test_prompts import tokenizer
+
+    monkeypatch.setattr(models, "_held", {})
+    monkeypatch.setattr(models, "_tokenizers", {})
+    copy = tmp_path / "model"
+    shutil.copytree(tiny("llama").path, copy)
+    tokenizer(adds_bos=False).save_pretrained(str(copy))
+    assert models.load_tokenizer(str(copy)) is not models.load_tokenizer(str(copy))
+    assert models.hold(str(copy), torch.float32, 1 << 30)
+    assert models.load_tokenizer(str(copy)) is models.load_tokenizer(str(copy))
 
 
 def test_synthetic_weights_have_the_exact_shape_and_the_scale_of_trained_ones() -> None:

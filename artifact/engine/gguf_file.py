@@ -7,6 +7,7 @@ nothing of rotary scaling in this format, so all three are settled here.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import os
@@ -47,8 +48,8 @@ def converted(gguf: Path, families: Sequence[str]) -> Path:
 
     Raises UserError for a file that is damaged or holds a model outside `families`, and for a full disk.
     """
-    with gguf.open("rb") as stream:
-        sha256 = hashlib.file_digest(stream, "sha256").hexdigest()  # type: ignore[arg-type, unused-ignore]
+    stat = gguf.stat()
+    sha256 = _sha256(gguf, stat.st_ino, stat.st_size, stat.st_mtime_ns)
     target = data_folder() / "converted" / sha256[:16]
     if (target / "complete").is_file():
         return target
@@ -77,6 +78,13 @@ def converted(gguf: Path, families: Sequence[str]) -> Path:
         if work is not None:
             shutil.rmtree(work, ignore_errors=True)
     return target
+
+
+@functools.cache
+def _sha256(gguf: Path, *written: int) -> str:
+    """Hash a file, once in a process and its forks for as long as nobody has `written` it anew."""
+    with gguf.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()  # type: ignore[arg-type, unused-ignore]
 
 
 def _header(gguf: Path) -> _Header:

@@ -7,6 +7,7 @@ and that all numbers are finite.
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _held: dict[tuple[str, str, torch.dtype], Weights] = {}  # by identity, device and dtype
+_tokenizers: dict[str, PreTrainedTokenizerBase] = {}  # of what is held, by identity
 SLACK_BYTES = 8 << 20  # of what is kept: biases, and the alignment of every tensor
 STORED = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -84,7 +86,8 @@ class Weights:
 
 
 def hold(source: str, dtype: torch.dtype, most_bytes: int) -> bool:
-    """Load a checkpoint into CPU memory for good, in both layouts: `load` hands it out in this process and its forks.
+    """Load a checkpoint into CPU memory for good, in both layouts, with its tokenizer: `load` and `load_tokenizer` hand
+    them out in this process and its forks.
 
     Returns whether it did: not for one of more than `most_bytes`. Raises UserError like `load`.
     """
@@ -98,6 +101,8 @@ def hold(source: str, dtype: torch.dtype, most_bytes: int) -> bool:
         for matrix in (layer.qkv, layer.o, layer.gate_up, layer.down):
             _ = matrix.w_in
     _held[weights.identity, "cpu", dtype] = weights
+    with contextlib.suppress(UserError):  # weights without a tokenizer can be timed
+        _tokenizers[weights.identity] = load_tokenizer(source)
     return True
 
 
@@ -146,9 +151,11 @@ def widened(weights: Weights) -> Weights:
 
 def load_tokenizer(source: str) -> PreTrainedTokenizerBase:
     """Load the tokenizer that lies with a checkpoint. Raises UserError when there is none, or it is another model's."""
+    checkpoint = open_checkpoint(source)
+    if (held := _tokenizers.get(checkpoint.identity)) is not None:
+        return held
     import transformers
 
-    checkpoint = open_checkpoint(source)
     folder = checkpoint.folder
     try:
         found = transformers.AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
