@@ -38,7 +38,7 @@ NAME = "precision"
 PAPER = figures("crossover")
 R_P, R_KV = 0.5, 0.3
 BLOCKS, QUICK_BLOCKS = 7, 3
-STEPS, QUICK_STEPS = 8, 6
+STEPS = 6
 LONGEST = 7936  # the prefill that the crossing claim makes
 BUDGET_TOKENS = 1024
 # Each with the two contexts of its sweep, which enclose its byte crossover on the embedded model.
@@ -103,7 +103,7 @@ def measure(run: Run) -> None:
     if run.profile.name != "embedded":
         raise NotRun("the contexts are those of the embedded model; run it with --profile embedded")
     variants = [one for one in VARIANTS if one[0].name in QUANTISED or not run.quick]
-    blocks, steps = (QUICK_BLOCKS, QUICK_STEPS) if run.quick else (BLOCKS, STEPS)
+    blocks = QUICK_BLOCKS if run.quick else BLOCKS
     common = {"contexts": list(range(256, LONGEST + 1, 256)), "r_p": R_P, "r_kv": R_KV}
 
     def cell(key: str, task: str, steps: int, found: dict[str, list[int]], block: int) -> Cell:
@@ -114,7 +114,7 @@ def measure(run: Run) -> None:
     run.expect(1 + blocks)
     pilot = run.measure([cell("pilot", PILOT, PILOT_STEPS, {}, 0)])
     found = {variant.name: crossing_contexts(pilot, variant, ends, (R_P, R_KV)) for variant, ends in variants}
-    run.measure([cell(f"block-{block}", TIMED, steps, found, block) for block in range(blocks)])
+    run.measure([cell(f"block-{block}", TIMED, STEPS, found, block) for block in range(blocks)])
 
 
 def judge(rows: list[dict[str, Any]], profile: Profile) -> list[Finding]:

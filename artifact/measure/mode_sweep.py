@@ -11,7 +11,7 @@ from artifact.records import Cell, Run
 from artifact.samples import Row
 
 R_P, R_KV = 0.5, 0.3  # the paper's nominal pair
-STEPS, QUICK_STEPS = 14, 8
+STEPS, QUICK_STEPS = 12, 8
 
 
 def cells(run: Run, claim: str, blocks: int) -> list[Cell]:
