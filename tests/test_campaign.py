@@ -39,9 +39,13 @@ def workers_find_the_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(campaign, "worker_environment", without_the_name_of_the_test)
 
 
-@pytest.fixture(params=["started", "forked"])
+@pytest.fixture(params=["started", "forked"], scope="module")
 def fresh(request: pytest.FixtureRequest) -> bool:
-    """Cells of both kinds: a fresh interpreter, or a fork of one that has loaded the libraries."""
+    """Cells of both kinds: a fresh interpreter, or a fork of one that has loaded the libraries.
+
+    Of the module, so that all of one kind run before the other: a fresh interpreter ends the fork server, and each that
+    is started anew takes seconds.
+    """
     return bool(request.param == "started")
 
 
